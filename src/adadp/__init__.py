@@ -1,0 +1,1 @@
+"""Differentially private training for PyTorch, with guarantees that are true."""

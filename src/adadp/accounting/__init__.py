@@ -1,0 +1,1 @@
+"""What was released, what it costs, and what may be said about it."""
