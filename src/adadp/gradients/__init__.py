@@ -1,0 +1,7 @@
+"""Per-example gradients: how they are captured, and the forms in which they are handled."""
+
+from adadp.gradients import linear as _linear
+from adadp.gradients.capture import Capture
+from adadp.gradients.collection import Gradients
+
+__all__ = ["Capture", "Gradients"]

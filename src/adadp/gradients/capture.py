@@ -1,0 +1,353 @@
+"""Seeing what each layer received and what came back to it, in one ordinary backward pass.
+
+Hooks replace a layer's parameters by detached aliases while it runs, so autograd computes the layer's input gradient
+and *not* its weight gradient, and thread its output through a `_Tap`. When the backward pass reaches the tap, the
+layer's input and its output gradient are both at hand: they are all that per-example gradients are made of.
+
+What must not happen is that a parameter receives an ordinary gradient, summed over examples that nobody clipped. So
+while any module of the tree runs, every trainable parameter that no layer is using is replaced by a *sentinel*, a
+leaf of its own. A gradient that reaches a sentinel is a use of that parameter that was not seen, and is refused.
+A gradient that reaches the parameter itself comes from outside the forward pass: a term of the loss on the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from adadp.errors import TrainingLoopError, UnsupportedModuleError
+from adadp.gradients.fallback import ThroughFunc
+from adadp.gradients.layer import Layer, known_layer
+from adadp.gradients.per_example import PerExample, merged
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of one layer, as its tap remembers it."""
+
+    layer: Layer
+    module: nn.Module
+    names: Mapping[str, str]  # the module's own name of each trainable parameter -> its name in the tree
+    context: Any
+    tag: object  # which microbatch was being worked on
+    staged: list[_Record]
+    recomputed: bool  # made while a backward pass was running
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A call that a backward pass came through."""
+
+    call: _Call
+    saved: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, in place, that keeps a layer's inputs and hands on its output gradients.
+
+    The inputs go through `save_for_backward`, so non-reentrant checkpointing drops and recomputes them like any
+    other saved tensor. `anchor` is a leaf that makes the graph exist where neither input nor (detached) weights require
+    a gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: _Call, outputs: int, *tensors: Tensor) -> Any:
+        ctx.call, ctx.rest = call, len(tensors) - outputs
+        ctx.mark_dirty(*tensors[:outputs])
+        ctx.save_for_backward(*tensors[outputs:])
+        return tensors[:outputs]
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.call.staged.append(_Record(ctx.call, ctx.saved_tensors, gradients))
+        return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
+
+
+class _Slot:
+    """Where one parameter hangs in one module, and what stands in for it while modules run."""
+
+    def __init__(self, module: nn.Module, attribute: str, parameter: nn.Parameter, name: str) -> None:
+        self.module, self.attribute, self.parameter, self.name = module, attribute, parameter, name
+        self._renew()
+
+    def _renew(self) -> None:
+        self.alias = self.parameter.detach()
+        self.sentinel = self.parameter.detach().requires_grad_(self.parameter.requires_grad)
+
+    def guard(self) -> None:
+        """Put the sentinel in the parameter's place."""
+        if self.alias.data_ptr() != self.parameter.data_ptr() or self.alias.dtype != self.parameter.dtype:
+            self._renew()  # the module was moved or cast since
+        self.sentinel.requires_grad_(self.parameter.requires_grad)
+        self.module._parameters[self.attribute] = self.sentinel  # type: ignore[assignment]
+
+    def lend(self) -> None:
+        """Put the detached alias in the parameter's place, for the layer that answers for it."""
+        self.module._parameters[self.attribute] = self.alias  # type: ignore[assignment]
+
+    def restore(self) -> None:
+        """Put the parameter back."""
+        self.module._parameters[self.attribute] = self.parameter
+
+
+class Capture:
+    """Watches one module tree and collects its per-example gradients. Nothing is written on the parameters.
+
+    Modules named in `through_func` are differentiated by `torch.func` as a whole, `chunk` examples at a time, and so is
+    every module with parameters that no layer knows; `notices` says which.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, batch_first: bool = True, through_func: Iterable[str] = (), chunk: int = 32
+    ) -> None:
+        self.module = module
+        self.batch_first = batch_first
+        self.chunk = chunk
+        self.tag: object = None  # set by whoever hands out microbatches
+        self.notices: list[str] = []
+        self._module_names = {id(part): name for name, part in module.named_modules()}
+        first_names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._slots = [
+            _Slot(owner, attribute, parameter, first_names[id(parameter)])
+            for owner in module.modules()
+            for attribute, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
+        self._layers: dict[int, Layer] = {}
+        self._slots_of: dict[int, dict[str, _Slot]] = {}  # of a watched module: its own names -> slots
+        self._running: list[bool] = []
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._staged: list[_Record] = []
+        self._records: list[_Record] = []
+        self._asleep = False  # while layers run modules again to differentiate them
+        self._handles: list[Any] = []
+        self._watch(frozenset(through_func))
+
+    # ---- before training ---------------------------------------------------------------------------------------
+
+    def _watch(self, through_func: frozenset[str]) -> None:
+        unknown = through_func - set(self._module_names.values())
+        if unknown:
+            raise UnsupportedModuleError(f"through_func names no module of this model: {sorted(unknown)}")
+        slots: dict[int, dict[str, _Slot]] = {}
+        for slot in self._slots:
+            slots.setdefault(id(slot.module), {})[slot.attribute] = slot
+        answered: set[int] = set()  # below an atomic layer: never called through their hooks
+        watched = []
+        for name, part in self.module.named_modules():
+            if id(part) in answered:
+                continue
+            watched.append(part)
+            forced = name in through_func
+            if not forced and id(part) not in slots:
+                continue
+            layer = None if forced else known_layer(part)
+            if layer is None:
+                layer = ThroughFunc()
+                self.notices.append(
+                    f"{name or 'the model'} ({type(part).__name__}): no rule for this kind of module, so its per-example "
+                    f"gradients go through torch.func, {self.chunk} examples at a time"
+                )
+            layer.check(part, name or type(part).__name__)
+            self._layers[id(part)] = layer
+            own = dict(slots.get(id(part), {}))
+            if layer.atomic:
+                for below, child in part.named_modules():
+                    answered.add(id(child))
+                    own |= {f"{below}.{k}" if below else k: slot for k, slot in slots.get(id(child), {}).items()}
+            self._slots_of[id(part)] = own
+        for part in watched:
+            hooks = _Hooks(self)
+            self._handles.append(part.register_forward_pre_hook(hooks.before))
+            self._handles.append(part.register_forward_hook(hooks.after, with_kwargs=True, always_call=True))
+            if id(part) in self._layers:
+                self._layers[id(part)].install(part, self)
+
+    def detach(self) -> None:
+        """Remove every hook; the module is an ordinary one again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for part in self.module.modules():
+            if id(part) in self._layers:
+                self._layers[id(part)].uninstall(part)
+
+    # ---- while modules run -------------------------------------------------------------------------------------
+
+    def watches(self, module: nn.Module) -> bool:
+        """Whether a call of `module` is to be seen: it is part of the tree (not a copy) and we are not asleep."""
+        return not self._asleep and id(module) in self._module_names
+
+    def _before(self, module: nn.Module) -> None:
+        active = torch.is_grad_enabled()
+        if active and not any(self._running):
+            self._begin_pass()
+        self._running.append(active)
+        if active and id(module) in self._layers:
+            for slot in self._slots_of[id(module)].values():
+                slot.lend()
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        active = self._running.pop()
+        if not active:
+            return None
+        try:
+            layer = self._layers.get(id(module))
+            if layer is None:
+                return None
+            for slot in self._slots_of[id(module)].values():
+                slot.guard()
+            return None if output is None else layer.after(self, module, args, kwargs, output)
+        finally:
+            if not any(self._running):
+                for slot in self._slots:
+                    slot.restore()
+
+    def _begin_pass(self) -> None:
+        for slot in self._slots:
+            slot.guard()
+        # `backward()` accumulates into the anchor, `torch.autograd.grad` does not: only the former commits what
+        # the taps have staged, so that gradients taken for another purpose leave nothing behind.
+        staged: list[_Record] = []
+        self._staged = staged
+        self._anchor = torch.zeros((), requires_grad=True)
+        records = self._records
+
+        def commit(_: Tensor) -> None:
+            records.extend(staged)
+            staged.clear()
+
+        self._anchor.register_post_accumulate_grad_hook(commit)
+
+    # ---- what layers call (Taps) -------------------------------------------------------------------------------
+
+    def tap(
+        self, layer: Layer, module: nn.Module, outputs: Sequence[Tensor], saved: Sequence[Tensor], context: Any = None
+    ) -> tuple[Tensor, ...]:
+        """Keep `saved` and `context` until the gradients of `outputs` arrive; returns the outputs to use instead."""
+        slots = self._slots_of[id(module)]
+        names = {own: slot.name for own, slot in slots.items() if slot.parameter.requires_grad}
+        if not names:
+            return tuple(outputs)
+        recomputed = torch._C._current_graph_task_id() != -1
+        call = _Call(layer, module, names, context, self.tag, self._staged, recomputed)
+        tapped = _Tap.apply(self._anchor, call, len(outputs), *outputs, *[tensor.detach() for tensor in saved])
+        return tuple(tapped)
+
+    def alias(self, module: nn.Module, name: str) -> Tensor | None:
+        """The value of a module's parameter, cut off from the graph."""
+        slot = self._slots_of[id(module)].get(name)
+        return None if slot is None else slot.alias
+
+    def module_name(self, module: nn.Module) -> str:
+        """The module's name in the tree, for messages."""
+        return self._module_names.get(id(module), "") or type(module).__name__
+
+    # ---- after the backward pass -------------------------------------------------------------------------------
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Collect into a place of its own: gradients taken inside do not mix with those already recorded."""
+        outer, self._records = self._records, []
+        tag, self.tag = self.tag, object()
+        try:
+            yield
+        finally:
+            self._records, self.tag = outer, tag
+
+    def discard(self) -> None:
+        """Forget what was recorded."""
+        self._records = []
+
+    def take(self, count: int) -> dict[str, PerExample]:
+        """The gradients recorded since the last call, by parameter name; they are forgotten here.
+
+        Raises where a gradient was seen that no layer answers for, or that is not of this microbatch's `count` examples.
+        """
+        records, self._records = self._records, []
+        self._refuse_unseen_uses()
+        self._asleep = True
+        try:
+            return self._forms(records, count)
+        finally:
+            self._asleep = False
+
+    def _forms(self, records: Sequence[_Record], count: int) -> dict[str, PerExample]:
+        parts: dict[str, list[PerExample]] = {}
+        for record in records:
+            call = record.call
+            self._refuse_misplaced(call)
+            forms = call.layer.per_example(call.module, call.context, record.saved, record.gradients, call.names.keys())
+            for own, form in forms.items():
+                if form.count != count:
+                    raise UnsupportedModuleError(
+                        f"{self.module_name(call.module)}: its input holds {form.count} examples where the "
+                        f"microbatch has {count}. A module that reshapes, repeats or drops examples has no per-example "
+                        "gradients. Keep examples in the first dimension (batch_first=False for [T, N, ...] "
+                        "sequences) from the loader to the loss."
+                    )
+                parts.setdefault(call.names[own], []).append(form)
+        return {name: merged(forms) for name, forms in parts.items()}
+
+    def _refuse_unseen_uses(self) -> None:
+        for slot in self._slots:
+            if slot.sentinel.grad is not None:
+                slot.sentinel.grad = None
+                raise UnsupportedModuleError(
+                    f"{slot.name} is used in the forward pass outside {self.module_name(slot.module)}, the module that "
+                    "owns it (F.linear(x, other.weight), for instance), so its per-example gradients were not seen. "
+                    "Share the parameter instead (decoder.weight = embedding.weight), or name the module that uses it in "
+                    "through_func=[...] ('' for the whole model)."
+                )
+
+    def _refuse_misplaced(self, call: _Call) -> None:
+        if call.recomputed:
+            raise TrainingLoopError(
+                f"{self.module_name(call.module)} ran again inside the backward pass: reentrant checkpointing "
+                "is not supported. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+            )
+        if call.tag is not self.tag:
+            raise TrainingLoopError(
+                "a backward pass of an earlier lot or microbatch was not followed by optimizer.step(). Call step() after "
+                "every batch of the loader; lots larger than memory are cut by max_physical_batch_size=."
+            )
+
+
+class _Hooks:
+    """The two hooks. A module that was copied keeps them, but is not the one that is watched: they do nothing there."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __deepcopy__(self, memo: Any) -> _Hooks:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _NoHooks, ()  # a pickled module is an ordinary one
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._capture.watches(module):
+            self._capture._before(module)
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if self._capture.watches(module):
+            return self._capture._after(module, args, kwargs, output)
+        return None
+
+
+class _NoHooks:
+    """What the hooks of an unpickled module are: nothing."""
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Do nothing."""
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Do nothing."""

@@ -1,0 +1,60 @@
+"""The per-example gradients of one microbatch, for all parameters at once.
+
+This is the last place where examples are apart. It applies the two things that concern an example as a whole: the
+factor between the loss's gradient and the example's own (n for a mean over n), and which examples count at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from adadp.gradients.per_example import PerExample, drop
+
+
+class Gradients:
+    """Per-example gradients by parameter name.
+
+    `scale` times what a form holds is an example's gradient. `keep` is False for placeholders that stand in for an empty lot.
+    """
+
+    def __init__(self, forms: Mapping[str, PerExample], count: int, *, scale: float = 1.0, keep: Tensor) -> None:
+        self.forms = dict(forms)
+        self.count = count
+        self.scale = scale
+        self.keep = keep
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.forms
+
+    def only(self, names: Iterable[str]) -> Gradients:
+        """The same examples, some of the parameters."""
+        forms = {name: self.forms[name] for name in names if name in self.forms}
+        return Gradients(forms, self.count, scale=self.scale, keep=self.keep)
+
+    def replaced(self, forms: Mapping[str, PerExample]) -> Gradients:
+        """The same examples with other forms: gradients in another basis."""
+        return Gradients(forms, self.count, scale=self.scale, keep=self.keep)
+
+    def norms(self) -> Tensor:
+        """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN."""
+        total = torch.zeros(self.count, dtype=torch.float64, device=self.keep.device)
+        for form in self.forms.values():
+            total = total + form.squared_norms().double()
+        return total.sqrt() * self.scale
+
+    def weighted_sum(self, name: str, weights: Tensor) -> Tensor:
+        """`sum_n weights[n] * g_n` of one parameter. Examples of weight 0 add nothing, whatever they hold."""
+        return self.forms[name].weighted_sum(weights * self.scale, weights != 0)
+
+    def finite(self) -> Tensor:
+        """Examples that count and whose gradients are finite everywhere; [n] of bool."""
+        finite = self.keep
+        for form in self.forms.values():
+            finite = finite & form.squared_norms().isfinite()
+        return finite
+
+
+__all__ = ["Gradients", "drop"]

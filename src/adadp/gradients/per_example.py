@@ -1,0 +1,358 @@
+"""One parameter's per-example gradients, in the cheapest form that is known for them.
+
+A layer does not hand out the gradients of its examples: it hands out one of the forms below, and a clipping asks
+that form for what it needs (norms, a weighted sum, a sum of clamped values). Which arithmetic answers is chosen
+here, from shapes alone, so nothing is read back from the device.
+
+Norms are *upper bounds* on what an example then adds to a sum: where a product of matrices is summed in another order
+than its norm was taken, the rounding error of both is added to the norm. Tokens that cancel each other can
+otherwise make a float32 norm hundreds of times too small, and clipping with it would not bound anything.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from adadp.shape import Factor
+
+# A dense form holds one gradient per example. Below this size it is kept after its norm was taken, since a second
+# product costs more than the memory; above it, the work is done in chunks of examples of this size.
+DENSE_BYTES = 64 * 2**20
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which gradients of `dtype` are multiplied and summed: float32 or better."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def unit_roundoff(tensor: Tensor) -> float:
+    """Largest relative error of one multiplication in a matrix product of `tensor`, hardware modes included."""
+    if tensor.dtype == torch.float64:
+        return 2.0**-53
+    tf32 = tensor.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    return 2.0**-10 if tf32 else 2.0**-24
+
+
+def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
+    """Zero the examples that are not kept, NaN and Inf included (0 * NaN would spread them over the sum)."""
+    if keep is None or (not tensor.is_cuda and bool(keep.all())):  # reading back is free on a CPU only
+        return tensor
+    return torch.where(keep.view(-1, *[1] * (tensor.ndim - 1)), tensor, torch.zeros_like(tensor))
+
+
+def norms(tensor: Tensor) -> Tensor:
+    """Upper bound on the L2 norm of each example, shape [n], float64.
+
+    Squares of float32 values overflow above 1e19 and vanish below 1e-19. On a GPU the sum is taken in float64, which is
+    free there. On a CPU float64 costs several times float32, so it is used only after an overflow, and what
+    vanishing squares can hide is added: an input of 1e-25 may well meet an output gradient of 1e25.
+    """
+    flat = tensor.flatten(1)
+    if flat.shape[1] == 0:
+        return flat.new_zeros(len(flat), dtype=torch.float64)
+    if flat.is_cuda and flat.dtype != torch.float64:
+        return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    measured = torch.linalg.vector_norm(flat, dim=1).double()
+    if not flat.is_cuda and flat.dtype != torch.float64 and not bool(measured.isfinite().all()):
+        return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    vanished = 1e-19 if flat.dtype == torch.float32 else 1e-154
+    return measured + vanished * math.sqrt(flat.shape[1])
+
+
+def squares(tensor: Tensor) -> Tensor:
+    """Upper bound on the squared L2 norm of each example, shape [n], float64."""
+    return norms(tensor).square()
+
+
+class PerExample(ABC):
+    """Gradients g_1..g_n of one parameter of shape `shape`, never necessarily stored."""
+
+    shape: torch.Size
+    count: int
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Upper bounds on the squared L2 norm of what each example adds to `weighted_sum` at weight 1; [n]."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        """`sum_n weights[n] * g_n`, shape `shape`; an example that is not kept adds exactly nothing."""
+
+    @abstractmethod
+    def dense(self, examples: slice) -> Tensor:
+        """The gradients themselves of some examples, shape [k, *shape]."""
+
+    @abstractmethod
+    def scaled(self, scale: Tensor) -> PerExample:
+        """The gradients multiplied elementwise by `scale` of shape `shape`."""
+
+    @abstractmethod
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        """Gradients L g R of a parameter seen as a matrix (first dimension by the rest)."""
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Dense gradients, a bounded number of examples at a time."""
+        each = max(1, math.prod(self.shape)) * 4
+        step = max(1, DENSE_BYTES // each)
+        for start in range(0, self.count, step):
+            examples = slice(start, min(start + step, self.count))
+            yield examples, self.dense(examples)
+
+    def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor) -> Tensor:
+        """`sum_n clamp(scale * g_n, -bound, bound)` over the kept examples. A coordinate that is NaN adds zero."""
+        total = torch.zeros(self.shape, dtype=bound.dtype, device=bound.device)
+        for examples, gradients in self.chunks():
+            gradients = drop(gradients, keep[examples])
+            total += torch.clamp(gradients * scale, -bound, bound).sum(0)
+        return total
+
+    def finite(self) -> Tensor:
+        """Which examples' gradients are finite in every coordinate; [n] of bool."""
+        return torch.cat([g.flatten(1).isfinite().all(1) for _, g in self.chunks()]) if self.count else torch.ones(0)
+
+    def square_sum(self, keep: Tensor) -> Tensor:
+        """`sum_n g_n^2` elementwise over the kept examples: the paper's E', before averaging."""
+        return self._total(lambda g: g.square().sum(0), self.shape, keep)
+
+    def row_moments(self, keep: Tensor) -> Tensor:
+        """`sum_n g_n g_n^T` over the kept examples, the gradient seen as a matrix."""
+        rows = self.shape[0]
+        return self._total(lambda g: _gram(g.reshape(len(g), rows, -1)), (rows, rows), keep)
+
+    def column_moments(self, keep: Tensor) -> Tensor:
+        """`sum_n g_n^T g_n` over the kept examples, the gradient seen as a matrix."""
+        rows, columns = self.shape[0], math.prod(self.shape[1:])
+        return self._total(lambda g: _gram(g.reshape(len(g), rows, columns).mT), (columns, columns), keep)
+
+    def row_energy(self, keep: Tensor) -> Tensor:
+        """`sum_n` of the squared norm of each row: the diagonal of `row_moments`."""
+        return self.square_sum(keep).reshape(self.shape[0], -1).sum(1)
+
+    def column_energy(self, keep: Tensor) -> Tensor:
+        """`sum_n` of the squared norm of each column: the diagonal of `column_moments`."""
+        return self.square_sum(keep).reshape(self.shape[0], -1).sum(0)
+
+    def _total(self, term: Callable[[Tensor], Tensor], shape: Sequence[int], keep: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for examples, gradients in self.chunks():
+            value = term(drop(gradients, keep[examples]))
+            total = value if total is None else total + value
+        return torch.zeros(shape, device=keep.device) if total is None else total
+
+
+def _gram(matrices: Tensor) -> Tensor:
+    """Sum over the batch of M M^T."""
+    stacked = matrices.transpose(0, 1).flatten(1)
+    return stacked @ stacked.T
+
+
+class Dense(PerExample):
+    """Stored gradients: small parameters (biases, norms) and whatever has no better form."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients.to(accumulation_dtype(gradients.dtype))
+        self.count = len(gradients)
+        self.shape = gradients.shape[1:]
+
+    @classmethod
+    def total(cls, parts: Sequence[PerExample]) -> Dense:
+        """The sum of several forms of one parameter's gradients: a module that was called twice, shared weights."""
+        everything = slice(0, parts[0].count)
+        gradients = parts[0].dense(everything)
+        for part in parts[1:]:
+            gradients = gradients + part.dense(everything)
+        return cls(gradients)
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        return squares(self.gradients)
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        flat = drop(self.gradients, keep).flatten(1)
+        return (weights.to(flat.dtype) @ flat).view(self.shape)
+
+    def dense(self, examples: slice) -> Tensor:
+        return self.gradients[examples]
+
+    def scaled(self, scale: Tensor) -> Dense:
+        return Dense(self.gradients * scale.to(self.gradients.dtype))
+
+    def sandwiched(self, left: Factor, right: Factor) -> Dense:
+        matrices = self.gradients.reshape(self.count, self.shape[0], -1)
+        return Dense(left.apply(right.apply(matrices).mT).mT.reshape(self.gradients.shape))
+
+
+class Products(PerExample):
+    """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
+
+    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]. T = 1 for a layer on vectors.
+    """
+
+    def __init__(self, inputs: Tensor, outputs: Tensor, shape: Sequence[int] | None = None) -> None:
+        dtype = accumulation_dtype(outputs.dtype)
+        self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
+        self.count, self.tokens, self.columns = self.inputs.shape
+        self.rows = self.outputs.shape[2]
+        self.shape = torch.Size((self.rows, self.columns) if shape is None else shape)
+        self._stored: Dense | None = None
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[Products]) -> Products:
+        """Several calls of one layer: their tokens side by side give exactly the sum of their gradients."""
+        inputs = torch.cat([part.inputs for part in parts], 1)
+        return cls(inputs, torch.cat([part.outputs for part in parts], 1), parts[0].shape)
+
+    def _costs(self) -> dict[str, int]:
+        """Multiplications per example of each way to have norm and weighted sum; `stored` only where it fits."""
+        product = self.tokens * self.rows * self.columns
+        ways = {
+            "gram": product + 2 * self.tokens**2 * (self.rows + self.columns),  # twice: taken in float64
+            "again": 2 * product,
+        }
+        if self.count * self.rows * self.columns * self.outputs.element_size() <= DENSE_BYTES:
+            ways["stored"] = product + 4 * self.rows * self.columns
+        return ways
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        inputs, outputs = self.inputs, self.outputs
+        if self.tokens == 1:
+            return squares(inputs) * squares(outputs)
+        costs = self._costs()
+        way = min(costs, key=lambda name: costs[name])
+        if way == "stored":
+            self._stored = Dense(self.dense(slice(0, self.count)))
+            return self._stored.squared_norms()
+        lengths = norms(inputs.flatten(0, 1)) * norms(outputs.flatten(0, 1))
+        reach = lengths.view(self.count, self.tokens).sum(1)  # sum_t |a_t| |b_t| bounds every partial sum
+        if way == "gram":
+            squared = self._gram_norms() + (self.rows + self.columns + self.tokens) * 2.0**-52 * reach.square()
+        else:
+            squared = torch.cat([squares(g) for _, g in self.chunks()])
+        # The norm was taken in one order of summation, the weighted sum uses another: both may err.
+        allowance = (8 + math.sqrt(self.tokens)) * 2.0**-24 if outputs.dtype == torch.float32 else 2.0**-48
+        allowance += 2 * unit_roundoff(outputs)
+        return (squared.sqrt() + allowance * reach).square()
+
+    def _gram_norms(self) -> Tensor:
+        """|sum_t b_t a_t^T|^2 = sum_{t,s} (a_t . a_s)(b_t . b_s), in float64 since tokens may cancel."""
+        step = max(1, DENSE_BYTES // (8 * self.tokens * (self.rows + self.columns + 2 * self.tokens)))
+        parts = []
+        for start in range(0, self.count, step):
+            a = self.inputs[start : start + step].double()
+            b = self.outputs[start : start + step].double()
+            parts.append(((a @ a.mT) * (b @ b.mT)).sum((1, 2)))
+        return torch.cat(parts).clamp_min(0) if parts else self.inputs.new_zeros(0, dtype=torch.float64)
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        if self._stored is not None:
+            return self._stored.weighted_sum(weights, keep).view(self.shape)
+        inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
+        spread = weights.to(outputs.dtype).view(-1, 1, 1)
+        if self.rows < self.columns:
+            outputs = outputs * spread
+        else:
+            inputs = inputs * spread
+        return (outputs.flatten(0, 1).T @ inputs.flatten(0, 1)).view(self.shape)
+
+    def dense(self, examples: slice) -> Tensor:
+        if self.tokens == 1:
+            product = self.outputs[examples].mT * self.inputs[examples]
+        else:
+            product = self.outputs[examples].mT @ self.inputs[examples]
+        return product.view(-1, *self.shape)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        if self.tokens == 1:
+            return ScaledVectors(self, scale.to(self.outputs.dtype))
+        return Dense(self.dense(slice(0, self.count)) * scale.to(self.outputs.dtype))
+
+    def sandwiched(self, left: Factor, right: Factor) -> Products:
+        return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
+
+    def square_sum(self, keep: Tensor) -> Tensor:
+        if self.tokens > 1:
+            return super().square_sum(keep)
+        inputs, outputs = drop(self.inputs, keep)[:, 0], drop(self.outputs, keep)[:, 0]
+        return (outputs.square().T @ inputs.square()).view(self.shape)
+
+    def row_moments(self, keep: Tensor) -> Tensor:
+        if self.tokens > 1:
+            return super().row_moments(keep)
+        outputs = drop(self.outputs, keep)[:, 0]
+        return (outputs * squares(drop(self.inputs, keep)).to(outputs.dtype).unsqueeze(1)).T @ outputs
+
+    def column_moments(self, keep: Tensor) -> Tensor:
+        if self.tokens > 1:
+            return super().column_moments(keep)
+        inputs = drop(self.inputs, keep)[:, 0]
+        return (inputs * squares(drop(self.outputs, keep)).to(inputs.dtype).unsqueeze(1)).T @ inputs
+
+    def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor) -> Tensor:
+        if self.tokens > 1:
+            return super().clamped_sum(bound, scale, keep)
+        # Small blocks of examples stay in the cache: four times faster than one large product on a CPU.
+        inputs = drop(self.inputs, keep)[:, 0]
+        outputs = drop(self.outputs, keep)[:, 0] * scale
+        limit = bound.view(self.rows, self.columns)
+        total = torch.zeros_like(limit)
+        low = -limit
+        block = max(1, 2**18 // max(1, self.rows * self.columns)) if not inputs.is_cuda else self.count
+        block = min(max(block, 1), max(1, DENSE_BYTES // max(1, 4 * self.rows * self.columns)))
+        for start in range(0, self.count, block):
+            product = outputs[start : start + block, :, None] * inputs[start : start + block, None, :]
+            total += torch.clamp(product, low, limit, out=product).sum(0)
+        return total.view(self.shape)
+
+
+class ScaledVectors(PerExample):
+    """Vectors' outer products multiplied elementwise by one matrix: the norm is a quadratic form, still unstored."""
+
+    def __init__(self, vectors: Products, scale: Tensor) -> None:
+        self.vectors, self.scale = vectors, scale
+        self.count, self.shape = vectors.count, vectors.shape
+
+    def squared_norms(self) -> Tensor:
+        inputs, outputs = self.vectors.inputs[:, 0], self.vectors.outputs[:, 0]
+        weights = self.scale.view(outputs.shape[1], inputs.shape[1]).square()
+        # Unit vectors first: squares of the raw values would vanish or overflow where their product does not.
+        input_norms, output_norms = norms(inputs), norms(outputs)
+        inputs = inputs / input_norms.to(inputs.dtype).unsqueeze(1)
+        outputs = outputs / output_norms.to(outputs.dtype).unsqueeze(1)
+        form = ((outputs.square() @ weights) * inputs.square()).sum(1)
+        return form.double() * (1 + 2.0**-16) * (input_norms * output_norms).square()
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        return self.vectors.weighted_sum(weights, keep) * self.scale
+
+    def dense(self, examples: slice) -> Tensor:
+        return self.vectors.dense(examples) * self.scale
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        return ScaledVectors(self.vectors, self.scale * scale)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        return Dense(self.dense(slice(0, self.count))).sandwiched(left, right)
+
+
+def merged(parts: Sequence[PerExample]) -> PerExample:
+    """One form for all that a parameter received in a step."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(type(part) is Products for part in parts):
+        return Products.concatenated([part for part in parts if isinstance(part, Products)])
+    return Dense.total(parts)
