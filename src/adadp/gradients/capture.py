@@ -65,7 +65,7 @@ class _Tap(torch.autograd.Function):
         return tensors[:outputs]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         ctx.call.staged.append(_Record(ctx.call, ctx.saved_tensors, gradients))
         return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
@@ -153,8 +153,8 @@ class Capture:
             if layer is None:
                 layer = ThroughFunc()
                 self.notices.append(
-                    f"{name or 'the model'} ({type(part).__name__}): no rule for this kind of module, so its per-example "
-                    f"gradients go through torch.func, {self.chunk} examples at a time"
+                    f"{name or 'the model'} ({type(part).__name__}): no rule for this kind of module, so its "
+                    f"per-example gradients go through torch.func, {self.chunk} examples at a time"
                 )
             layer.check(part, name or type(part).__name__)
             self._layers[id(part)] = layer
@@ -225,7 +225,7 @@ class Capture:
             records.extend(staged)
             staged.clear()
 
-        self._anchor.register_post_accumulate_grad_hook(commit)
+        self._anchor.register_post_accumulate_grad_hook(commit)  # type: ignore[no-untyped-call]
 
     # ---- what layers call (Taps) -------------------------------------------------------------------------------
 
@@ -239,8 +239,8 @@ class Capture:
             return tuple(outputs)
         recomputed = torch._C._current_graph_task_id() != -1
         call = _Call(layer, module, names, context, self.tag, self._staged, recomputed)
-        tapped = _Tap.apply(self._anchor, call, len(outputs), *outputs, *[tensor.detach() for tensor in saved])
-        return tuple(tapped)
+        kept = [tensor.detach() for tensor in saved]
+        return tuple(_Tap.apply(self._anchor, call, len(outputs), *outputs, *kept))  # type: ignore[no-untyped-call]
 
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
         """The value of a module's parameter, cut off from the graph."""
@@ -270,7 +270,8 @@ class Capture:
     def take(self, count: int) -> dict[str, PerExample]:
         """The gradients recorded since the last call, by parameter name; they are forgotten here.
 
-        Raises where a gradient was seen that no layer answers for, or that is not of this microbatch's `count` examples.
+        Raises where a gradient was seen that no layer answers for, or that is not of this microbatch's `count`
+        examples.
         """
         records, self._records = self._records, []
         self._refuse_unseen_uses()
@@ -304,8 +305,8 @@ class Capture:
                 raise UnsupportedModuleError(
                     f"{slot.name} is used in the forward pass outside {self.module_name(slot.module)}, the module that "
                     "owns it (F.linear(x, other.weight), for instance), so its per-example gradients were not seen. "
-                    "Share the parameter instead (decoder.weight = embedding.weight), or name the module that uses it in "
-                    "through_func=[...] ('' for the whole model)."
+                    "Share the parameter instead (decoder.weight = embedding.weight), or name the module that uses it "
+                    "in through_func=[...] ('' for the whole model)."
                 )
 
     def _refuse_misplaced(self, call: _Call) -> None:
@@ -316,8 +317,8 @@ class Capture:
             )
         if call.tag is not self.tag:
             raise TrainingLoopError(
-                "a backward pass of an earlier lot or microbatch was not followed by optimizer.step(). Call step() after "
-                "every batch of the loader; lots larger than memory are cut by max_physical_batch_size=."
+                "a backward pass of an earlier lot or microbatch was not followed by optimizer.step(). Call step() "
+                "after every batch of the loader; lots larger than memory are cut by max_physical_batch_size=."
             )
 
 

@@ -17,7 +17,8 @@ from adadp.gradients.per_example import PerExample, drop
 class Gradients:
     """Per-example gradients by parameter name.
 
-    `scale` times what a form holds is an example's gradient. `keep` is False for placeholders that stand in for an empty lot.
+    `scale` times what a form holds is an example's gradient. `keep` is False for placeholders that stand in for an
+    empty lot.
     """
 
     def __init__(self, forms: Mapping[str, PerExample], count: int, *, scale: float = 1.0, keep: Tensor) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
@@ -36,7 +35,9 @@ class ThroughFunc(Layer):
         rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         places = [isinstance(leaf, Tensor) for leaf in leaves]
         context = (inputs, places, rest, floating, taps.chunk, taps.module_name(module), taps.batch_first)
-        tapped = iter(taps.tap(self, module, [o for o, f in zip(outputs, floating, strict=True) if f], tensors, context))
+        tapped = iter(
+            taps.tap(self, module, [o for o, f in zip(outputs, floating, strict=True) if f], tensors, context)
+        )
         return pytree.tree_unflatten([next(tapped) if f else o for o, f in zip(outputs, floating, strict=True)], form)
 
     def per_example(
@@ -53,7 +54,7 @@ class ThroughFunc(Layer):
         count = gradients[0].shape[0] if gradients[0].ndim else -1
         parameters = {own: p.detach() for own, p in module.named_parameters(remove_duplicate=False) if own in wanted}
         fixed = {own: p.detach() for own, p in module.named_parameters(remove_duplicate=False) if own not in wanted}
-        state = {**fixed, **{own: buffer for own, buffer in module.named_buffers()}}
+        state = {**fixed, **dict(module.named_buffers())}
         batched = [0 if tensor.ndim and tensor.shape[0] == count else None for tensor in saved]
 
         def gradient_of_one(tensors: list[Tensor], output_gradients: list[Tensor]) -> dict[str, Tensor]:
@@ -78,5 +79,3 @@ class ThroughFunc(Layer):
                 "cannot be split by example; move its parameters into modules that adadp knows, or freeze them."
             ) from error
         return {own: Dense(gradient) for own, gradient in found.items()}
-
-

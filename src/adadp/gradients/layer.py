@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from adadp.errors import UnsupportedModuleError
 from adadp.gradients.per_example import PerExample
 
 
@@ -37,6 +38,8 @@ class Layer(ABC):
 
     #: The layer answers for every module below its own as well; those are not watched.
     atomic: ClassVar[bool] = False
+    #: The methods that say what the module computes. A subclass that replaces one is unknown.
+    defining: ClassVar[tuple[str, ...]] = ("forward",)
 
     def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
         """Raise UnsupportedModuleError for settings of `module` that have no per-example gradients."""
@@ -80,13 +83,22 @@ def supports(*kinds: type[nn.Module]) -> Callable[[type[Layer]], type[Layer]]:
 def known_layer(module: nn.Module) -> Layer | None:
     """The registered layer for a module.
 
-    A subclass is only known when it has not replaced `forward`: then nobody knows what it computes.
+    A subclass is only known when it has not replaced what defines its kind: else nobody knows what it computes.
     """
     for kind in type(module).__mro__:
         layer = _REGISTER.get(kind)
         if layer is not None:
-            return layer if type(module).forward is kind.forward else None
+            same = all(getattr(type(module), method) is getattr(kind, method) for method in layer.defining)
+            return layer if same else None
     return None
+
+
+def no_batch(taps: Taps, module: nn.Module, inputs: Tensor, expected: str) -> UnsupportedModuleError:
+    """The error for an input without a dimension of examples, which torch allows for many layers."""
+    return UnsupportedModuleError(
+        f"{taps.module_name(module)} ({type(module).__name__}): an input of shape {list(inputs.shape)} holds no batch "
+        f"of examples. Give it {expected}: a single example is a batch of one (x.unsqueeze(0))."
+    )
 
 
 def batch_first(tensor: Tensor, first: bool, minimum: int) -> Tensor:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from adadp.gradients.layer import Layer, Taps, batch_first, supports
+from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.per_example import Dense, PerExample, Products
 
 
 def tokens(tensor: Tensor) -> Tensor:
     """[n, ..., d] as [n, T, d]."""
-    return tensor.reshape(len(tensor), -1, tensor.shape[-1]) if tensor.shape[-1] else tensor.reshape(len(tensor), 1, 0)
+    return tensor.flatten(1, -2) if tensor.ndim > 2 else tensor.unsqueeze(1)
 
 
 @supports(nn.Linear)
@@ -25,6 +25,8 @@ class Linear(Layer):
 
     def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         inputs = args[0] if args else kwargs["input"]
+        if inputs.ndim < 2:
+            raise no_batch(taps, module, inputs, "[n, features] or [n, ..., features]")
         return taps.tap(self, module, [output], [inputs], taps.batch_first)[0]
 
     def per_example(

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,20 +51,35 @@ def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
 def norms(tensor: Tensor) -> Tensor:
     """Upper bound on the L2 norm of each example, shape [n], float64.
 
-    Squares of float32 values overflow above 1e19 and vanish below 1e-19. On a GPU the sum is taken in float64, which is
-    free there. On a CPU float64 costs several times float32, so it is used only after an overflow, and what
-    vanishing squares can hide is added: an input of 1e-25 may well meet an output gradient of 1e25.
+    Squares of float32 values overflow above 1e19 and vanish below 1e-19, and a long float32 sum drifts (0.7% over 4e7
+    values). On a GPU the sum is taken in float64, which is free there. On a CPU float64 costs twenty times float32, so
+    it is used after an overflow only: short blocks are summed in float32, their norms in float64, and what vanishing
+    squares can hide is added, since an input of 1e-25 may well meet an output gradient of 1e25.
     """
     flat = tensor.flatten(1)
-    if flat.shape[1] == 0:
+    length = flat.shape[1]
+    if length == 0:
         return flat.new_zeros(len(flat), dtype=torch.float64)
-    if flat.is_cuda and flat.dtype != torch.float64:
-        return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-    measured = torch.linalg.vector_norm(flat, dim=1).double()
-    if not flat.is_cuda and flat.dtype != torch.float64 and not bool(measured.isfinite().all()):
-        return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-    vanished = 1e-19 if flat.dtype == torch.float32 else 1e-154
-    return measured + vanished * math.sqrt(flat.shape[1])
+    if flat.dtype == torch.float64:
+        return _vector_norm(flat) * (1 + 2.0**-40) + 1e-154 * math.sqrt(length)
+    if flat.is_cuda:
+        return _vector_norm(flat) * (1 + 2.0**-40)
+    whole = length - length % _BLOCK
+    parts = [torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True)] if whole < length else []
+    if whole:
+        parts.append(torch.linalg.vector_norm(flat[:, :whole].reshape(len(flat), whole // _BLOCK, _BLOCK), dim=2))
+    blocks = torch.cat(parts, 1)
+    if not bool(blocks.isfinite().all()):
+        return _vector_norm(flat) * (1 + 2.0**-40)
+    return _vector_norm(blocks) * (1 + _BLOCK * 2.0**-25) + 1e-19 * math.sqrt(length)
+
+
+_BLOCK = 256
+
+
+def _vector_norm(rows: Tensor) -> Tensor:
+    measured: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return measured
 
 
 def squares(tensor: Tensor) -> Tensor:
@@ -102,7 +117,7 @@ class PerExample(ABC):
         """Dense gradients, a bounded number of examples at a time."""
         each = max(1, math.prod(self.shape)) * 4
         step = max(1, DENSE_BYTES // each)
-        for start in range(0, self.count, step):
+        for start in range(0, max(1, self.count), step):  # one chunk at least: that of no examples has its shape too
             examples = slice(start, min(start + step, self.count))
             yield examples, self.dense(examples)
 
@@ -116,21 +131,21 @@ class PerExample(ABC):
 
     def finite(self) -> Tensor:
         """Which examples' gradients are finite in every coordinate; [n] of bool."""
-        return torch.cat([g.flatten(1).isfinite().all(1) for _, g in self.chunks()]) if self.count else torch.ones(0)
+        return torch.cat([g.flatten(1).isfinite().all(1) for _, g in self.chunks()])
 
     def square_sum(self, keep: Tensor) -> Tensor:
         """`sum_n g_n^2` elementwise over the kept examples: the paper's E', before averaging."""
-        return self._total(lambda g: g.square().sum(0), self.shape, keep)
+        return self._total(lambda g: g.square().sum(0), keep)
 
     def row_moments(self, keep: Tensor) -> Tensor:
         """`sum_n g_n g_n^T` over the kept examples, the gradient seen as a matrix."""
-        rows = self.shape[0]
-        return self._total(lambda g: _gram(g.reshape(len(g), rows, -1)), (rows, rows), keep)
+        rows, columns = self.shape[0], math.prod(self.shape[1:])
+        return self._total(lambda g: _gram(g.reshape(len(g), rows, columns)), keep)
 
     def column_moments(self, keep: Tensor) -> Tensor:
         """`sum_n g_n^T g_n` over the kept examples, the gradient seen as a matrix."""
         rows, columns = self.shape[0], math.prod(self.shape[1:])
-        return self._total(lambda g: _gram(g.reshape(len(g), rows, columns).mT), (columns, columns), keep)
+        return self._total(lambda g: _gram(g.reshape(len(g), rows, columns).mT), keep)
 
     def row_energy(self, keep: Tensor) -> Tensor:
         """`sum_n` of the squared norm of each row: the diagonal of `row_moments`."""
@@ -140,12 +155,13 @@ class PerExample(ABC):
         """`sum_n` of the squared norm of each column: the diagonal of `column_moments`."""
         return self.square_sum(keep).reshape(self.shape[0], -1).sum(0)
 
-    def _total(self, term: Callable[[Tensor], Tensor], shape: Sequence[int], keep: Tensor) -> Tensor:
-        total: Tensor | None = None
-        for examples, gradients in self.chunks():
-            value = term(drop(gradients, keep[examples]))
-            total = value if total is None else total + value
-        return torch.zeros(shape, device=keep.device) if total is None else total
+    def _total(self, term: Callable[[Tensor], Tensor], keep: Tensor) -> Tensor:
+        return sum_tensors(term(drop(gradients, keep[examples])) for examples, gradients in self.chunks())
+
+
+def sum_tensors(tensors: Iterable[Tensor]) -> Tensor:
+    """Their sum, one at a time; there is at least one."""
+    return reduce(torch.add, tensors)
 
 
 def _gram(matrices: Tensor) -> Tensor:
@@ -161,15 +177,6 @@ class Dense(PerExample):
         self.gradients = gradients.to(accumulation_dtype(gradients.dtype))
         self.count = len(gradients)
         self.shape = gradients.shape[1:]
-
-    @classmethod
-    def total(cls, parts: Sequence[PerExample]) -> Dense:
-        """The sum of several forms of one parameter's gradients: a module that was called twice, shared weights."""
-        everything = slice(0, parts[0].count)
-        gradients = parts[0].dense(everything)
-        for part in parts[1:]:
-            gradients = gradients + part.dense(everything)
-        return cls(gradients)
 
     @cached_property
     def _squared_norms(self) -> Tensor:
@@ -189,8 +196,50 @@ class Dense(PerExample):
         return Dense(self.gradients * scale.to(self.gradients.dtype))
 
     def sandwiched(self, left: Factor, right: Factor) -> Dense:
-        matrices = self.gradients.reshape(self.count, self.shape[0], -1)
+        matrices = self.gradients.reshape(self.count, self.shape[0], math.prod(self.shape[1:]))
         return Dense(left.apply(right.apply(matrices).mT).mT.reshape(self.gradients.shape))
+
+
+class Recomputed(PerExample):
+    """Gradients that are made anew, a chunk of examples at a time, whenever they are needed: too many to store.
+
+    Norms and sums are taken of the same numbers, so no rounding stands between them.
+    """
+
+    def __init__(self, make: Callable[[slice], Tensor], count: int, shape: Sequence[int]) -> None:
+        self._make, self.count, self.shape = make, count, torch.Size(shape)
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        return torch.cat([squares(gradients) for _, gradients in self.chunks()])
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        return sum_tensors(
+            Dense(gradients).weighted_sum(weights[examples], None if keep is None else keep[examples])
+            for examples, gradients in self.chunks()
+        )
+
+    def dense(self, examples: slice) -> Tensor:
+        return self._make(examples)
+
+    def scaled(self, scale: Tensor) -> Recomputed:
+        return Recomputed(lambda e: Dense(self._make(e)).scaled(scale).gradients, self.count, self.shape)
+
+    def sandwiched(self, left: Factor, right: Factor) -> Recomputed:
+        return Recomputed(lambda e: Dense(self._make(e)).sandwiched(left, right).gradients, self.count, self.shape)
+
+
+def fits(count: int, shape: Sequence[int], element_size: int = 4) -> bool:
+    """Whether dense gradients of all examples may be kept. Fewer than two cannot be cut any smaller."""
+    return count < 2 or count * math.prod(shape) * element_size <= DENSE_BYTES
+
+
+def stored_or_recomputed(make: Callable[[slice], Tensor], count: int, shape: Sequence[int]) -> PerExample:
+    """The gradients that `make` returns for a slice of examples: kept where they fit."""
+    return Dense(make(slice(0, count))) if fits(count, shape) else Recomputed(make, count, shape)
 
 
 class Products(PerExample):
@@ -205,7 +254,6 @@ class Products(PerExample):
         self.count, self.tokens, self.columns = self.inputs.shape
         self.rows = self.outputs.shape[2]
         self.shape = torch.Size((self.rows, self.columns) if shape is None else shape)
-        self._stored: Dense | None = None
 
     @classmethod
     def concatenated(cls, parts: Sequence[Products]) -> Products:
@@ -213,30 +261,34 @@ class Products(PerExample):
         inputs = torch.cat([part.inputs for part in parts], 1)
         return cls(inputs, torch.cat([part.outputs for part in parts], 1), parts[0].shape)
 
-    def _costs(self) -> dict[str, int]:
-        """Multiplications per example of each way to have norm and weighted sum; `stored` only where it fits."""
+    @cached_property
+    def _way(self) -> str:
+        """The way to norm and weighted sum with the fewest multiplications; `stored` only where it fits."""
+        if self.tokens == 1:
+            return "vectors"
         product = self.tokens * self.rows * self.columns
         ways = {
             "gram": product + 2 * self.tokens**2 * (self.rows + self.columns),  # twice: taken in float64
             "again": 2 * product,
         }
-        if self.count * self.rows * self.columns * self.outputs.element_size() <= DENSE_BYTES:
+        if fits(self.count, self.shape, self.outputs.element_size()):
             ways["stored"] = product + 4 * self.rows * self.columns
-        return ways
+        return min(ways, key=lambda way: ways[way])
+
+    @cached_property
+    def _stored(self) -> Dense:
+        return Dense(self.dense(slice(0, self.count)))
 
     @cached_property
     def _squared_norms(self) -> Tensor:
         inputs, outputs = self.inputs, self.outputs
-        if self.tokens == 1:
+        if self._way == "vectors":
             return squares(inputs) * squares(outputs)
-        costs = self._costs()
-        way = min(costs, key=lambda name: costs[name])
-        if way == "stored":
-            self._stored = Dense(self.dense(slice(0, self.count)))
+        if self._way == "stored":
             return self._stored.squared_norms()
         lengths = norms(inputs.flatten(0, 1)) * norms(outputs.flatten(0, 1))
         reach = lengths.view(self.count, self.tokens).sum(1)  # sum_t |a_t| |b_t| bounds every partial sum
-        if way == "gram":
+        if self._way == "gram":
             squared = self._gram_norms() + (self.rows + self.columns + self.tokens) * 2.0**-52 * reach.square()
         else:
             squared = torch.cat([squares(g) for _, g in self.chunks()])
@@ -259,8 +311,8 @@ class Products(PerExample):
         return self._squared_norms
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        if self._stored is not None:
-            return self._stored.weighted_sum(weights, keep).view(self.shape)
+        if self._way == "stored":
+            return self._stored.weighted_sum(weights, keep)
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
         spread = weights.to(outputs.dtype).view(-1, 1, 1)
         if self.rows < self.columns:
@@ -279,7 +331,8 @@ class Products(PerExample):
     def scaled(self, scale: Tensor) -> PerExample:
         if self.tokens == 1:
             return ScaledVectors(self, scale.to(self.outputs.dtype))
-        return Dense(self.dense(slice(0, self.count)) * scale.to(self.outputs.dtype))
+        factor = scale.to(self.outputs.dtype)
+        return stored_or_recomputed(lambda examples: self.dense(examples) * factor, self.count, self.shape)
 
     def sandwiched(self, left: Factor, right: Factor) -> Products:
         return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
@@ -328,13 +381,16 @@ class ScaledVectors(PerExample):
 
     def squared_norms(self) -> Tensor:
         inputs, outputs = self.vectors.inputs[:, 0], self.vectors.outputs[:, 0]
-        weights = self.scale.view(outputs.shape[1], inputs.shape[1]).square()
-        # Unit vectors first: squares of the raw values would vanish or overflow where their product does not.
-        input_norms, output_norms = norms(inputs), norms(outputs)
+        # Unit values first: squares of the raw ones would vanish or overflow where their product does not.
+        largest = self.scale.abs().amax().clamp_min(1e-30)
+        weights = (self.scale / largest).view(outputs.shape[1], inputs.shape[1]).square()
+        input_norms, output_norms = norms(inputs).clamp_min(1e-30), norms(outputs).clamp_min(1e-30)
         inputs = inputs / input_norms.to(inputs.dtype).unsqueeze(1)
         outputs = outputs / output_norms.to(outputs.dtype).unsqueeze(1)
         form = ((outputs.square() @ weights) * inputs.square()).sum(1)
-        return form.double() * (1 + 2.0**-16) * (input_norms * output_norms).square()
+        vanished = 2e-38 * (weights.shape[0] + weights.shape[1])  # what squares of unit values can still hide
+        bound = form.double() * (1 + 2.0**-16) + vanished
+        return bound * (input_norms * output_norms * largest.double()).square()
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         return self.vectors.weighted_sum(weights, keep) * self.scale
@@ -346,7 +402,10 @@ class ScaledVectors(PerExample):
         return ScaledVectors(self.vectors, self.scale * scale)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        return Dense(self.dense(slice(0, self.count))).sandwiched(left, right)
+        def make(examples: slice) -> Tensor:
+            return Dense(self.dense(examples)).sandwiched(left, right).gradients
+
+        return stored_or_recomputed(make, self.count, self.shape)
 
 
 def merged(parts: Sequence[PerExample]) -> PerExample:
@@ -355,4 +414,8 @@ def merged(parts: Sequence[PerExample]) -> PerExample:
         return parts[0]
     if all(type(part) is Products for part in parts):
         return Products.concatenated([part for part in parts if isinstance(part, Products)])
-    return Dense.total(parts)
+
+    def total(examples: slice) -> Tensor:
+        return sum_tensors(part.dense(examples) for part in parts)
+
+    return stored_or_recomputed(total, parts[0].count, parts[0].shape)

@@ -1,0 +1,192 @@
+"""nn.Conv1d, Conv2d and Conv3d: stride, padding of every kind, dilation, groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from adadp.gradients.layer import Layer, Taps, no_batch, supports
+from adadp.gradients.per_example import (
+    DENSE_BYTES,
+    Dense,
+    PerExample,
+    accumulation_dtype,
+    drop,
+    fits,
+    norms,
+    squares,
+    stored_or_recomputed,
+    unit_roundoff,
+)
+
+if TYPE_CHECKING:
+    from adadp.shape import Factor
+
+# Measured on CPUs. The native weight gradient of one example at a time wins where it has this many multiplications to
+# do; below, the call itself costs more. Patches are copied in pieces that stay in the cache: large ones cost twice.
+NATIVE_MULTIPLICATIONS = 2**24
+PATCH_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution's kernel moves over its input. `padding` is with zeros, the same on both sides."""
+
+    weight: torch.Size  # [out, in / groups, *kernel]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def kernel(self) -> torch.Size:
+        """The spatial part of the weight's shape."""
+        return self.weight[2:]
+
+    def weight_gradient(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """The ordinary weight gradient, summed over examples, by torch's own kernel."""
+        none = [0] * len(self.kernel)
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            outputs, inputs, inputs.new_empty(self.weight), None, self.stride, self.padding, self.dilation,
+            False, none, self.groups, [False, True, False],
+        )[1]  # fmt: skip
+        return gradient
+
+    def patches(self, inputs: Tensor, size: Sequence[int]) -> Tensor:
+        """What the kernel sees at each of the `size` places, shape [n, channels, *kernel, *size]; a view."""
+        padded = F.pad(inputs, [side for pad in reversed(self.padding) for side in (pad, pad)]).contiguous()
+        steps = padded.stride()[2:]
+        return padded.as_strided(
+            (*padded.shape[:2], *self.kernel, *size),
+            (
+                *padded.stride()[:2],
+                *(step * dilation for step, dilation in zip(steps, self.dilation, strict=True)),
+                *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
+            ),
+        )
+
+
+class Convolution(PerExample):
+    """Gradients of a convolution's weight, from its inputs [n, in, *size] and output gradients [n, out, *size]."""
+
+    def __init__(self, inputs: Tensor, outputs: Tensor, geometry: Geometry) -> None:
+        dtype = accumulation_dtype(outputs.dtype)
+        self.inputs, self.outputs, self.geometry = inputs.to(dtype), outputs.to(dtype), geometry
+        self.count, self.shape = len(inputs), geometry.weight
+
+    @property
+    def _keeps(self) -> bool:
+        return fits(self.count, self.shape, self.outputs.element_size())
+
+    @cached_property
+    def _stored(self) -> Dense:
+        return Dense(self.dense(slice(0, self.count)))
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        if self._keeps:
+            return self._stored.squared_norms()
+        measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
+        # The norm is taken of one product, the sum is another: the rounding of both is at most a multiple of
+        # sum_t |a_t| |b_t| over places t, and an input is seen from at most as many places as the kernel is large.
+        reach = norms(self.inputs) * norms(self.outputs) * math.sqrt(math.prod(self.geometry.kernel))
+        roundoff = unit_roundoff(self.outputs)
+        if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
+            roundoff = 2.0**-10
+        places = math.prod(self.outputs.shape[2:])
+        return (measured + (8 + math.sqrt(places)) * 2 * roundoff * reach).square()
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        if self._keeps:
+            return self._stored.weighted_sum(weights, keep)
+        outputs = drop(self.outputs, keep) * weights.to(self.outputs.dtype).view(-1, *[1] * (self.outputs.ndim - 1))
+        return self.geometry.weight_gradient(drop(self.inputs, keep), outputs)
+
+    def dense(self, examples: slice) -> Tensor:
+        inputs, outputs = self.inputs[examples], self.outputs[examples]
+        gradients = outputs.new_empty(len(inputs), *self.shape)
+        places = math.prod(outputs.shape[2:])
+        if not outputs.is_cuda and math.prod(self.shape) * places >= NATIVE_MULTIPLICATIONS:
+            for example in range(len(inputs)):
+                one = slice(example, example + 1)
+                gradients[one] = self.geometry.weight_gradient(inputs[one], outputs[one])
+            return gradients
+        groups = self.geometry.groups
+        rows, columns = self.shape[0] // groups, math.prod(self.shape[1:])
+        for piece in self._pieces(len(inputs), groups * columns * places, outputs):
+            patches = self.geometry.patches(inputs[piece], outputs.shape[2:])
+            torch.bmm(
+                outputs[piece].reshape(-1, rows, places),
+                patches.reshape(-1, columns, places).mT,
+                out=gradients[piece].view(-1, rows, columns),
+            )
+        return gradients
+
+    @staticmethod
+    def _pieces(count: int, patch_elements: int, like: Tensor) -> Iterator[slice]:
+        limit = DENSE_BYTES if like.is_cuda else PATCH_BYTES
+        step = max(1, limit // max(1, patch_elements * like.element_size()))
+        return (slice(start, start + step) for start in range(0, count, step))
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        factor = scale.to(self.outputs.dtype)
+        return stored_or_recomputed(lambda examples: self._made(examples) * factor, self.count, self.shape)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        def make(examples: slice) -> Tensor:
+            return Dense(self._made(examples)).sandwiched(left, right).gradients
+
+        return stored_or_recomputed(make, self.count, self.shape)
+
+    def _made(self, examples: slice) -> Tensor:
+        return self._stored.dense(examples) if self._keeps else self.dense(examples)
+
+
+@supports(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+class Conv(Layer):
+    """A kernel that moves over its input: the gradient is a sum over places of outer products with patches."""
+
+    defining: ClassVar[tuple[str, ...]] = ("forward", "_conv_forward")
+
+    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        inputs = args[0] if args else kwargs["input"]
+        if inputs.ndim != len(module.kernel_size) + 2:  # type: ignore[arg-type]
+            raise no_batch(taps, module, inputs, "[n, channels, ...]")
+        return taps.tap(self, module, [output], [inputs])[0]
+
+    def per_example(
+        self,
+        module: nn.Module,
+        context: Any,
+        saved: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        wanted: Collection[str],
+    ) -> Mapping[str, PerExample]:
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        (inputs,), (outputs,) = saved, gradients
+        forms: dict[str, PerExample] = {}
+        if "weight" in wanted:
+            forms["weight"] = _weight_form(module, inputs, outputs)
+        if "bias" in wanted:
+            forms["bias"] = Dense(outputs.flatten(2).sum(2, dtype=accumulation_dtype(outputs.dtype)))
+        return forms
+
+
+def _weight_form(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, outputs: Tensor) -> Convolution:
+    sides: list[int] = module._reversed_padding_repeated_twice  # last dimension first, both its sides
+    padding = tuple(reversed(sides[::2]))
+    if module.padding_mode != "zeros" or sides[::2] != sides[1::2]:
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        inputs, padding = F.pad(inputs, sides, mode=mode), (0,) * len(padding)
+    geometry = Geometry(module.weight.shape, module.stride, padding, module.dilation, module.groups)
+    return Convolution(inputs, outputs, geometry)
