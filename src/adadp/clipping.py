@@ -1,0 +1,371 @@
+"""Bounding what one example adds to a lot's sum. Each clipping knows the noise that hides what it lets through.
+
+The contract (the paper's Lemma 1), for every example's gradient g whatever it holds:
+
+    || clip(g) / stddev ||_2 <= 1 / noise_multiplier
+
+taken over everything that one step releases, in the coordinates in which the noise is independent. The property test in
+`tests/soundness` attacks it for every class here. Gradients that are not finite contribute zero.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from adadp.errors import ConfigurationError
+from adadp.gradients.collection import Gradients
+from adadp.gradients.per_example import accumulation_dtype
+from adadp.shape import Diagonal, Kronecker, Shape, Statistics
+from adadp.sources import ModelGradients, Raw, Released, Source, split_noise
+
+#: What one step releases, by name: a parameter's, or "shape/..." for statistics that are paid for.
+Release = dict[str, Tensor]
+
+
+class Clipping(ABC):
+    """Bounds each example's gradient. A step calls `begin`, `bound` for each microbatch, `stddev`, then `release`."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, Tensor] = {}
+        self.expected_lot = 1.0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why no proof covers this clipping; empty when one does."""
+        return ()
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the proof takes for granted beyond the mechanism itself."""
+        return ()
+
+    def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        """Get ready for a lot that releases gradients of `parameters`. `model` can be probed; no data is at hand."""
+        self.parameters = dict(parameters)
+        self.expected_lot = model.expected_lot
+
+    @abstractmethod
+    def bound(self, gradients: Gradients) -> Release:
+        """The sum of bounded contributions over a microbatch, not noised."""
+
+    @abstractmethod
+    def stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        """The standard deviation of the noise for each entry of `bound`."""
+
+    def release(self, noisy: Release, stddev: Mapping[str, float | Tensor]) -> Release:
+        """Turn the noised sum into one gradient per parameter. Post-processing."""
+        return noisy
+
+    def _zeros(self, name: str) -> Tensor:
+        parameter = self.parameters[name]
+        return torch.zeros(parameter.shape, dtype=accumulation_dtype(parameter.dtype), device=parameter.device)
+
+    def _sums(self, gradients: Gradients, weights: Tensor) -> Release:
+        return {
+            name: gradients.weighted_sum(name, weights) if name in gradients else self._zeros(name)
+            for name in self.parameters
+        }
+
+    def _shrunk(self, bound: float) -> float:
+        """A little less than the bound, so that rounding in the sum cannot carry an example outside it."""
+        exact = all(parameter.dtype == torch.float64 for parameter in self.parameters.values())
+        return bound * (1 - (2.0**-44 if exact else 2.0**-20))
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise ConfigurationError(f"{name} must be a finite number above 0, not {value!r}")
+    return float(value)
+
+
+class Flat(Clipping):
+    """One L2 ball over all parameters: g * min(1, C / |g|). DPSGD's clipping."""
+
+    def __init__(self, max_grad_norm: float = 1.0) -> None:
+        super().__init__()
+        self.max_grad_norm = _positive("max_grad_norm", max_grad_norm)
+
+    def weights(self, gradients: Gradients) -> Tensor:
+        """By how much each example's gradient is multiplied; 0 where it is not finite or does not count."""
+        lengths = gradients.norms()
+        factors = self._factor(lengths)
+        return torch.where(lengths.isfinite() & gradients.keep, factors, torch.zeros_like(factors))
+
+    def _factor(self, lengths: Tensor) -> Tensor:
+        return (self._shrunk(self.max_grad_norm) / lengths).clamp(max=1.0)
+
+    def bound(self, gradients: Gradients) -> Release:
+        return self._sums(gradients, self.weights(gradients))
+
+    def stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        return dict.fromkeys(self.parameters, noise_multiplier * self.max_grad_norm)
+
+
+class Automatic(Flat):
+    """Normalises instead of clipping: g * C / (|g| + gamma). There is no bound to tune: C only scales the step."""
+
+    def __init__(self, max_grad_norm: float = 1.0, *, gamma: float = 0.01) -> None:
+        super().__init__(max_grad_norm)
+        self.gamma = _positive("gamma", gamma)
+
+    def _factor(self, lengths: Tensor) -> Tensor:
+        return self._shrunk(self.max_grad_norm) / (lengths + self.gamma)
+
+
+class _Shaped(Flat):
+    """A clipping whose bound or basis follows a shape, fed by a source."""
+
+    def __init__(self, max_grad_norm: float, shape: Shape, source: Source) -> None:
+        super().__init__(max_grad_norm)
+        self.shape, self.source = shape, source
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return self.source.reasons
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return self.source.assumptions
+
+    def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        super().begin(parameters, model)
+        self.source.before_lot(self.shape, self.parameters, model)
+
+    def bound(self, gradients: Gradients) -> Release:
+        sums = self._bounded(gradients)
+        if self.source.share:
+            sums |= self._statistics(gradients)
+        self.source.see(self.shape, gradients)
+        return sums
+
+    @abstractmethod
+    def _bounded(self, gradients: Gradients) -> Release:
+        """The gradient's part of the release."""
+
+    @abstractmethod
+    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        """The gradient's part of the noise."""
+
+    def _statistics(self, gradients: Gradients) -> Release:
+        """Squares of gradients clipped to norm 1: one example's have L2 norm at most `low_sensitivity`."""
+        weights = self.weights(gradients) * gradients.scale / self.max_grad_norm
+        release = {}
+        for name, parameter in self.parameters.items():
+            if name in gradients:
+                statistics = self.shape.low_statistics(gradients.forms[name], weights)
+            else:
+                statistics = self.shape.low_statistics_like(parameter)
+            release |= {f"shape/{name}/{key}": value for key, value in statistics.items()}
+        return release
+
+    def stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        gradient, statistics = split_noise(noise_multiplier, self.source.share)
+        noise = self._gradient_stddev(gradient)
+        if self.source.share:
+            for name, parameter in self.parameters.items():
+                for key in self.shape.low_statistics_like(parameter):
+                    noise[f"shape/{name}/{key}"] = statistics * self.shape.low_sensitivity
+        return noise
+
+    def release(self, noisy: Release, stddev: Mapping[str, float | Tensor]) -> Release:
+        paid: dict[str, Statistics] = {}
+        for key in [key for key in noisy if key.startswith("shape/")]:
+            name, _, statistic = key.removeprefix("shape/").rpartition("/")
+            value = noisy.pop(key) * self.max_grad_norm**2 / self.expected_lot
+            paid.setdefault(name, {})[statistic] = value
+        released = self._carried(noisy)
+        lot = self.expected_lot
+        means = {name: value / lot for name, value in noisy.items()}
+        noise = {name: stddev[name] / lot for name in noisy}
+        self.source.after_lot(self.shape, means, noise, paid)
+        return released
+
+    def _carried(self, noisy: Release) -> Release:
+        """The released gradient as the optimizer takes it."""
+        return noisy
+
+
+class Ellipsoid(_Shaped):
+    """An L2 ball in the space where the gradient was multiplied by S^-before; the release is multiplied by S^-after.
+
+    The idea of AdaDP, done soundly: noise follows the shape, and so does the step.
+    """
+
+    def __init__(self, max_grad_norm: float = 1.0, *, shape: Shape | None = None, source: Source) -> None:
+        super().__init__(max_grad_norm, shape if shape is not None else Kronecker(), source)
+
+    def _bounded(self, gradients: Gradients) -> Release:
+        forms = {name: self.shape.apply_before(name, form) for name, form in gradients.forms.items()}
+        inside = gradients.replaced(forms)
+        return self._sums(inside, self.weights(inside))
+
+    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        return dict.fromkeys(self.parameters, noise_multiplier * self.max_grad_norm)
+
+    def _carried(self, noisy: Release) -> Release:
+        return {name: self.shape.apply(name, value, -self.shape.after) for name, value in noisy.items()}
+
+
+class Local(_Shaped):
+    """The paper's box: coordinate i is clamped to s_i = beta * sqrt(E'_i) and noised with sigma * s_i * sqrt(m).
+
+    Until the spread of sqrt(E') over coordinates exceeds `threshold`, it clips flat at `max_grad_norm`; then the
+    box stays on (the paper does not say whether it may go off again). The sqrt(m), m the number of coordinates,
+    is what Lemma 1 needs when every coordinate can be at its bound.
+    """
+
+    def __init__(
+        self,
+        max_grad_norm: float = 4.0,
+        *,
+        beta: float = 1.2,
+        threshold: float = 1e-6,
+        source: Source | None = None,
+    ) -> None:
+        # The shape is only where the moments are kept: its exponents multiply nothing.
+        super().__init__(max_grad_norm, Diagonal(0.0, 0.0), source if source is not None else Raw())
+        self.beta = _positive("beta", beta)
+        if not (math.isfinite(threshold) and threshold >= 0):
+            raise ConfigurationError(f"threshold must be a finite number of at least 0, not {threshold!r}")
+        self.threshold = threshold
+        self.local = False
+        self.bounds: dict[str, Tensor] = {}
+
+    def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        super().begin(parameters, model)
+        assert isinstance(self.shape, Diagonal)
+        roots = {name: self.shape.mean_square(name, value).sqrt() for name, value in self.parameters.items()}
+        if not self.local and roots:
+            # Read back until the box is on, and never again.
+            self.local = bool(torch.cat([root.flatten() for root in roots.values()]).var(correction=0) > self.threshold)
+        self.bounds = {name: self.beta * root for name, root in roots.items()}
+
+    def _bounded(self, gradients: Gradients) -> Release:
+        if not self.local:
+            return self._sums(gradients, self.weights(gradients))
+        keep = gradients.keep
+        for form in gradients.forms.values():
+            keep = keep & form.finite()
+        return {
+            name: gradients.forms[name].clamped_sum(bound, gradients.scale, keep)
+            if name in gradients
+            else self._zeros(name)
+            for name, bound in self.bounds.items()
+        }
+
+    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        if not self.local:
+            return dict.fromkeys(self.parameters, noise_multiplier * self.max_grad_norm)
+        coordinates = sum(bound.numel() for bound in self.bounds.values())
+        return {name: noise_multiplier * math.sqrt(coordinates) * bound for name, bound in self.bounds.items()}
+
+
+class Grouped(Clipping):
+    """Different clippings for different parameters: {"embed.*": Flat(0.1), "*": Ellipsoid(...)}, first match counts.
+
+    Each of the K groups gets noise sqrt(K) times its own, so that together they stay one event of noise_multiplier.
+    """
+
+    def __init__(self, groups: Mapping[str, Clipping]) -> None:
+        super().__init__()
+        if not groups:
+            raise ConfigurationError("Grouped needs at least one pattern: {'*': Flat(1.0)}")
+        self.groups = dict(groups)
+        self._active: list[Clipping] = []
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(reason for member in self.groups.values() for reason in member.reasons))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text for member in self.groups.values() for text in member.assumptions))
+
+    def _group_of(self, name: str) -> str:
+        for pattern in self.groups:
+            if fnmatch.fnmatchcase(name, pattern):
+                return pattern
+        raise ConfigurationError(f"no group of the clipping matches parameter {name}: add '*' as the last pattern")
+
+    def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        super().begin(parameters, model)
+        members: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in self.parameters.items():
+            members.setdefault(self._group_of(name), {})[name] = parameter
+        self._active = [self.groups[group] for group in members]
+        for group, own in members.items():
+            self.groups[group].begin(own, model)
+
+    def bound(self, gradients: Gradients) -> Release:
+        release: Release = {}
+        for member in self._active:
+            release |= member.bound(gradients.only(member.parameters))
+        return release
+
+    def stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        noise: dict[str, float | Tensor] = {}
+        for member in self._active:
+            noise |= member.stddev(noise_multiplier * math.sqrt(len(self._active)))
+        return noise
+
+    def release(self, noisy: Release, stddev: Mapping[str, float | Tensor]) -> Release:
+        released: Release = {}
+        for member in self._active:
+            own = {key: value for key, value in noisy.items() if _parameter_of(key) in member.parameters}
+            released |= member.release(own, {key: stddev[key] for key in own})
+        return released
+
+
+def _parameter_of(key: str) -> str:
+    return key.removeprefix("shape/").rpartition("/")[0] if key.startswith("shape/") else key
+
+
+class PerLayer(Grouped):
+    """One L2 ball per layer, each of radius C / sqrt(layers), so that an example's whole gradient stays within C.
+
+    A mapping from patterns to radii sets them apart instead.
+    """
+
+    def __init__(self, max_grad_norm: float | Mapping[str, float] = 1.0) -> None:
+        if isinstance(max_grad_norm, Mapping):
+            super().__init__({pattern: Flat(radius) for pattern, radius in max_grad_norm.items()})
+            self._radius: float | None = None
+        else:
+            self._radius = _positive("max_grad_norm", max_grad_norm)
+            super().__init__({"": Flat(self._radius)})
+
+    def _group_of(self, name: str) -> str:
+        return super()._group_of(name) if self._radius is None else name.rpartition(".")[0]
+
+    def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        if self._radius is not None:
+            layers = {self._group_of(name) for name in parameters}
+            self.groups = {layer: Flat(self._radius / math.sqrt(len(layers))) for layer in layers}
+        super().begin(parameters, model)
+
+
+def _ellipsoid(max_grad_norm: float) -> Clipping:
+    return Ellipsoid(max_grad_norm, source=Released())
+
+
+#: Clippings by the names that `make_private(clipping=...)` takes, each made from `max_grad_norm`.
+BY_NAME: dict[str, Callable[[float], Clipping]] = {
+    "flat": Flat,
+    "per_layer": PerLayer,
+    "automatic": Automatic,
+    "ellipsoid": _ellipsoid,
+    "local": Local,
+}
+
+
+def by_name(name: str, max_grad_norm: float) -> Clipping:
+    """The clipping called `name`, with its bound."""
+    if name not in BY_NAME:
+        raise ConfigurationError(f"clipping {name!r} is not one of {', '.join(BY_NAME)}; a clipping object will do too")
+    return BY_NAME[name](max_grad_norm)

@@ -1,0 +1,79 @@
+"""Randomness: where noise and lots come from."""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adadp.gradients.per_example import accumulation_dtype
+
+
+class Randomness:
+    """Gaussian and uniform draws.
+
+    By default PyTorch's generator, started from 64 bits of the system's entropy: fast, and unpredictable to whoever
+    does not see its output un-noised, but not a cryptographic generator. `secure=True` takes every bit from the system's
+    cryptographic source instead (slower). A `seed` is for tests and papers: whoever knows it can take the noise off.
+    """
+
+    def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
+        self.seeded = seed is not None
+        self.secure = secure and seed is None
+        self._seed = secrets.randbits(63) if seed is None else seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    @property
+    def assumption(self) -> str:
+        """What the guarantee takes for granted about these draws."""
+        if self.seeded:
+            return "noise and lots come from a given seed, which stays secret and is used for this run only"
+        if self.secure:
+            return "noise and lots come from the operating system's cryptographic randomness"
+        return (
+            "noise and lots come from PyTorch's generator, started from system entropy; it is not a "
+            "cryptographic generator (secure_mode=True uses one)"
+        )
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            generator = torch.Generator(device)
+            generator.manual_seed(self._seed + len(self._generators))
+            self._generators[device] = generator
+        return self._generators[device]
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Independent standard normal values of `like`'s shape and device, in float32 or better."""
+        if self.secure:
+            return _normal_from(secrets.token_bytes, like.numel()).to(like.device).view(like.shape)
+        dtype = accumulation_dtype(like.dtype)
+        return torch.empty(like.shape, dtype=dtype, device=like.device).normal_(
+            generator=self._generator(like.device)
+        )
+
+    def uniform(self, count: int) -> Tensor:
+        """Independent uniform values in [0, 1), float64, on the CPU."""
+        if self.secure:
+            return torch.from_numpy(_uniform_from(secrets.token_bytes, count))
+        return torch.empty(count, dtype=torch.float64).uniform_(generator=self._generator(torch.device("cpu")))
+
+    def permutation(self, count: int) -> Tensor:
+        """A uniformly random order of 0..count-1."""
+        return self.uniform(count).argsort()
+
+
+def _uniform_from(source: object, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    words = np.frombuffer(source(8 * count), dtype=np.uint64)  # type: ignore[operator]
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _normal_from(source: object, count: int) -> Tensor:
+    """Box-Muller in float64, with 1 - u so that the logarithm never sees zero."""
+    half = (count + 1) // 2
+    radius = np.sqrt(-2 * np.log1p(-_uniform_from(source, half)))
+    angle = 2 * math.pi * _uniform_from(source, half)
+    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+    return torch.from_numpy(values)

@@ -1,0 +1,130 @@
+"""The optimizer that the user's loop sees: the user's own, fed with private gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from adadp.errors import ConfigurationError, NoGuaranteeError, TrainingLoopError
+from adadp.sampling import PrivateLoader
+from adadp.step import PrivateStep
+
+
+class PrivateOptimizer(Optimizer):
+    """Wraps a `torch.optim` optimizer; `step()` releases a private gradient and lets that optimizer use it.
+
+    While a lot is not complete (it came as several microbatches), `step()` only adds up. `param_groups`, `state` and
+    learning-rate schedulers are those of the wrapped optimizer, which is at `original_optimizer`.
+    """
+
+    _step_supports_amp_scaling = True  # so that a GradScaler reaches `step`, which says why it cannot be used
+
+    def __init__(
+        self, optimizer: Optimizer, step: PrivateStep, loader: PrivateLoader, module: nn.Module, expose_raw: bool
+    ) -> None:
+        self.original_optimizer = optimizer
+        self._step, self._loader, self._expose_raw = step, loader, expose_raw
+        self._parameters = dict(module.named_parameters())
+        # Not calling Optimizer.__init__: all of its state is the wrapped optimizer's.
+        self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.original_optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.original_optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.original_optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.original_optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.original_optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.original_optimizer.defaults = defaults
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise over the clipping bound."""
+        return self._step.noise_multiplier
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The denominator of every step: the expected size of a lot, whatever was drawn."""
+        return self._step.expected_lot
+
+    @property
+    def raw_nonfinite(self) -> int:
+        """How many examples' gradients were not finite so far. Not noised: it takes the guarantee away."""
+        if not self._expose_raw:
+            raise NoGuaranteeError(
+                "raw_nonfinite is a count over private examples without noise: make_private(..., expose_raw=True) shows it, "
+                "and the guarantee is none from then on"
+            )
+        return 0 if self._step.nonfinite is None else int(self._step.nonfinite)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer does."""
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's. What was spent is in the ledger, not here."""
+        return self.original_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the wrapped optimizer."""
+        self.original_optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the parameters that are released are fixed by make_private."""
+        raise ConfigurationError("parameters cannot be added after make_private: build the optimizer with all of them")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float | Tensor] | None = None) -> Any:
+        """Add the current microbatch; when its lot is complete, release its private gradient and step with it."""
+        if getattr(self, "grad_scale", None) is not None:
+            self.grad_scale = None
+            raise TrainingLoopError(
+                "a GradScaler looks for overflows in gradients that are not private and skips steps because of them. "
+                "Use bfloat16 autocast, which needs no scaling, or a fixed make_private(..., loss_scale=) with "
+                "(loss * loss_scale).backward()."
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        microbatch = self._loader.current
+        if microbatch is None:
+            raise TrainingLoopError(
+                "optimizer.step() without a lot: the batches must come from the data loader that make_private returned"
+            )
+        self._step.add(microbatch)
+        if not microbatch.last:
+            return loss
+        self._set_gradients()
+        self.original_optimizer.step()
+        return loss
+
+    def _set_gradients(self) -> None:
+        for name, gradient in self._step.release().items():
+            parameter = self._parameters[name]
+            private = gradient.to(parameter.dtype)
+            # What stands in .grad came from terms of the loss on the weights themselves: it is free of data.
+            parameter.grad = private if parameter.grad is None else private + parameter.grad

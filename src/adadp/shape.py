@@ -1,0 +1,346 @@
+"""How large the gradient is in each direction of a parameter: its second moments, and their powers.
+
+A shape is used twice in a step: each example's gradient is multiplied by S^-before, bounded and noised there, and the
+release is multiplied by S^-after. Where its moments come from, and at what price, is the business of a *source*
+(`adadp.sources`). Until a shape has learnt a parameter, it leaves that parameter alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adadp.errors import ConfigurationError
+from adadp.gradients.per_example import PerExample
+
+Statistics = dict[str, Tensor]
+
+
+class Factor(ABC):
+    """A symmetric matrix F, applied to the last dimension of a tensor."""
+
+    @abstractmethod
+    def apply(self, tensor: Tensor) -> Tensor:
+        """`tensor @ F`."""
+
+    @abstractmethod
+    def matrix(self, size: int, like: Tensor) -> Tensor:
+        """F itself."""
+
+
+class _Identity(Factor):
+    def apply(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def matrix(self, size: int, like: Tensor) -> Tensor:
+        return torch.eye(size, dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True)
+class _Diagonal(Factor):
+    values: Tensor
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        return tensor * self.values.to(tensor.dtype)
+
+    def matrix(self, size: int, like: Tensor) -> Tensor:
+        return torch.diag(self.values.to(like.dtype))
+
+
+@dataclass(frozen=True)
+class _Full(Factor):
+    values: Tensor
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        return tensor @ self.values.to(tensor.dtype)
+
+    def matrix(self, size: int, like: Tensor) -> Tensor:
+        return self.values.to(like.dtype)
+
+
+@dataclass(frozen=True)
+class _LowRank(Factor):
+    """A few directions of their own, one value for all the others: rest * I + U diag(top - rest) U^T."""
+
+    basis: Tensor
+    top: Tensor
+    rest: Tensor
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)
+        inner = (tensor @ basis) * (self.top.to(tensor.dtype) - rest)
+        return torch.addcmul(inner @ basis.T, tensor, rest)
+
+    def matrix(self, size: int, like: Tensor) -> Tensor:
+        return self.apply(torch.eye(size, dtype=like.dtype, device=like.device))
+
+
+IDENTITY: Factor = _Identity()
+
+
+class Spectrum:
+    """Eigenvalues and directions of second moments, scaled to mean eigenvalue 1 and damped.
+
+    `moments` is a symmetric matrix [d, d], or its diagonal [d]. A matrix with more than `2 * rank` rows is kept as its
+    `rank` largest directions and a multiple of the identity.
+    """
+
+    def __init__(self, moments: Tensor, damping: float, rank: int | None, previous: Spectrum | None = None) -> None:
+        moments = moments.to(torch.float64 if moments.dtype == torch.float64 else torch.float32)
+        size = len(moments)
+        self.basis: Tensor | None = None
+        self.rest: Tensor | None = None
+        trace = moments.sum() if moments.ndim == 1 else moments.diagonal().sum()
+        if moments.ndim == 1:
+            values = moments.clamp_min(0)
+        elif rank is None or size <= 2 * rank:
+            values, self.basis = torch.linalg.eigh(moments)
+            values = values.clamp_min(0)
+        else:
+            values, self.basis = _largest(moments, rank, None if previous is None else previous.basis)
+            values = values.clamp_min(0)
+            self.rest = ((trace - values.sum()) / (size - rank)).clamp_min(0)
+        # Estimates less their noise need not be positive: the mean is that of what is left of them.
+        total = values.sum() + (0 if self.rest is None else self.rest * (size - len(values)))
+        mean = (total / size).clamp_min(torch.finfo(moments.dtype).tiny)
+        self.values = values / mean + damping
+        if self.rest is not None:
+            self.rest = self.rest / mean + damping
+
+    def power(self, exponent: float) -> Factor:
+        """The moments (scaled, damped) raised to `exponent`."""
+        if exponent == 0:
+            return IDENTITY
+        values = self.values**exponent
+        if self.basis is None:
+            return _Diagonal(values)
+        if self.rest is None:
+            return _Full((self.basis * values) @ self.basis.T)
+        return _LowRank(self.basis, values, self.rest**exponent)
+
+
+def _largest(matrix: Tensor, rank: int, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The `rank` largest eigenvalues and their directions, by subspace iteration from where it last ended."""
+    if start is None or start.shape != (len(matrix), rank):
+        generator = torch.Generator().manual_seed(0)  # only a starting point: no secret and no data in it
+        start = torch.randn(len(matrix), rank, generator=generator, dtype=matrix.dtype).to(matrix.device)
+    basis = start.to(matrix.dtype)
+    for _ in range(3):
+        basis = torch.linalg.qr(matrix @ basis)[0]
+    values, rotation = torch.linalg.eigh(basis.T @ (matrix @ basis))
+    return values, basis @ rotation
+
+
+class Shape(ABC):
+    """Second moments per parameter with two exponents. One object serves one training run."""
+
+    def __init__(self, before: float, after: float, damping: float) -> None:
+        if not (math.isfinite(before) and math.isfinite(after)):
+            raise ConfigurationError(f"a shape's exponents must be finite, not ({before}, {after})")
+        if not (math.isfinite(damping) and damping > 0):
+            raise ConfigurationError(f"damping must be above 0, not {damping}: noise would be divided by zero")
+        self.before, self.after, self.damping = before, after, damping
+
+    @abstractmethod
+    def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
+        """Sums over the kept examples of the second moments that this shape is made of."""
+
+    @abstractmethod
+    def low_statistics(self, form: PerExample, weights: Tensor) -> Statistics:
+        """Statistics small enough to be noised, of gradients multiplied by `weights` [n].
+
+        For one example of norm 1 over all parameters their L2 norm is at most `low_sensitivity`.
+        """
+
+    low_sensitivity: float
+
+    @abstractmethod
+    def low_statistics_like(self, parameter: Tensor) -> Statistics:
+        """Zeros of the shapes of `low_statistics`."""
+
+    @abstractmethod
+    def moments_of(self, gradient: Tensor) -> Statistics:
+        """The statistics of one gradient, such as a released one."""
+
+    @abstractmethod
+    def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
+        """The statistics that the noise alone has, on average, in a release carried back by `undo`."""
+
+    @abstractmethod
+    def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
+        """Take these second moments as the parameter's shape from now on."""
+
+    @abstractmethod
+    def apply_before(self, name: str, form: PerExample) -> PerExample:
+        """Gradients multiplied by S^-before."""
+
+    @abstractmethod
+    def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
+        """One gradient multiplied by S^exponent."""
+
+
+class Diagonal(Shape):
+    """A second moment for every coordinate: the paper's E'. Its form of noise and step is (1/2, 0)."""
+
+    low_sensitivity = 1.0  # |g^2|_2 <= |g|_2^2
+
+    def __init__(self, before: float = 0.5, after: float = 0.0, *, damping: float = 0.1) -> None:
+        super().__init__(before, after, damping)
+        self._squares: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}
+
+    def mean_square(self, name: str, parameter: Tensor) -> Tensor:
+        """E' itself: the mean squared gradient of each coordinate, zero where nothing was learnt yet."""
+        known = self._squares.get(name)
+        return torch.zeros(parameter.shape, device=parameter.device) if known is None else known
+
+    def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
+        return {"square": form.square_sum(keep)}
+
+    def low_statistics(self, form: PerExample, weights: Tensor) -> Statistics:
+        total = None
+        for examples, gradients in form.chunks():
+            weight = weights[examples].to(gradients.dtype).view(-1, *[1] * (gradients.ndim - 1))
+            gradients = torch.where(weight != 0, gradients * weight, 0)
+            term = gradients.square().sum(0)
+            total = term if total is None else total + term
+        return {"square": total if total is not None else torch.zeros(form.shape)}
+
+    def low_statistics_like(self, parameter: Tensor) -> Statistics:
+        return {"square": torch.zeros(parameter.shape, device=parameter.device)}
+
+    def moments_of(self, gradient: Tensor) -> Statistics:
+        return {"square": gradient.square()}
+
+    def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
+        return {"square": self.apply(name, torch.ones_like(gradient) * stddev, self.before).square()}
+
+    def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
+        square = statistics["square"].clamp_min(0)
+        self._squares[name] = square
+        mean = square.mean().clamp_min(torch.finfo(square.dtype).tiny)
+        self._values[name] = square / mean + self.damping
+
+    def apply_before(self, name: str, form: PerExample) -> PerExample:
+        if self.before == 0 or name not in self._values:
+            return form
+        return form.scaled(self._values[name] ** -self.before)
+
+    def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
+        if exponent == 0 or name not in self._values:
+            return tensor
+        return tensor * (self._values[name] ** exponent).to(tensor.dtype)
+
+
+class Kronecker(Shape):
+    """A factor for the rows of a parameter's gradient and one for its columns: S^-p g = L^-p g R^-p.
+
+    A parameter of more than two dimensions is a matrix of its first dimension by the rest; a vector has rows only, and
+    those diagonal. Factors are full up to `2 * rank` directions, of rank `rank` plus a multiple of the identity up to
+    `widest`, diagonal beyond. `rank=0` makes every factor diagonal: one scale per row and one per column.
+    """
+
+    low_sensitivity = math.sqrt(2)  # row energies and column energies, each of L2 norm at most |g|_2^2
+
+    def __init__(
+        self,
+        before: float = 0.25,
+        after: float = 0.0,
+        *,
+        damping: float = 0.1,
+        rank: int | None = 32,
+        widest: int = 4096,
+    ) -> None:
+        super().__init__(before, after, damping)
+        if rank is not None and rank < 0:
+            raise ConfigurationError(f"rank must be at least 0 (diagonal factors), or None (full), not {rank}")
+        self.rank, self.widest = rank, widest
+        self._rows: dict[str, Spectrum] = {}
+        self._columns: dict[str, Spectrum] = {}
+        self._powers: dict[tuple[str, float], tuple[Factor, Factor]] = {}
+
+    def _full(self, size: int) -> bool:
+        return self.rank != 0 and size <= self.widest
+
+    def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
+        rows, columns = form.shape[0], math.prod(form.shape[1:])
+        if len(form.shape) < 2:
+            return {"rows": form.row_energy(keep)}
+        return {
+            "rows": form.row_moments(keep) if self._full(rows) else form.row_energy(keep),
+            "columns": form.column_moments(keep) if self._full(columns) else form.column_energy(keep),
+        }
+
+    def low_statistics(self, form: PerExample, weights: Tensor) -> Statistics:
+        square = Diagonal().low_statistics(form, weights)["square"]
+        if square.ndim < 2:
+            return {"rows": square}
+        matrix = square.reshape(len(square), -1)
+        return {"rows": matrix.sum(1), "columns": matrix.sum(0)}
+
+    def low_statistics_like(self, parameter: Tensor) -> Statistics:
+        zeros = {"rows": torch.zeros(parameter.shape[0], device=parameter.device)}
+        if parameter.ndim > 1:
+            zeros["columns"] = torch.zeros(math.prod(parameter.shape[1:]), device=parameter.device)
+        return zeros
+
+    def moments_of(self, gradient: Tensor) -> Statistics:
+        if gradient.ndim < 2:
+            return {"rows": gradient.square()}
+        matrix = gradient.reshape(len(gradient), -1)
+        rows, columns = matrix.shape
+        return {
+            "rows": matrix @ matrix.T if self._full(rows) else matrix.square().sum(1),
+            "columns": matrix.T @ matrix if self._full(columns) else matrix.square().sum(0),
+        }
+
+    def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
+        if gradient.ndim < 2:
+            return {"rows": self.apply(name, torch.ones_like(gradient) * stddev, self.before).square()}
+        matrix = gradient.reshape(len(gradient), -1)
+        rows, columns = matrix.shape
+        left, right = (IDENTITY, IDENTITY) if name not in self._rows else self._pair(name, 2 * self.before)
+        # E[(A Z B)(A Z B)^T] = stddev^2 tr(B^2) A^2 for symmetric A, B and Z of unit variance.
+        row_power, column_power = left.matrix(rows, matrix), right.matrix(columns, matrix)
+        row_noise = stddev**2 * column_power.diagonal().sum() * row_power
+        column_noise = stddev**2 * row_power.diagonal().sum() * column_power
+        return {
+            "rows": row_noise if self._full(rows) else row_noise.diagonal(),
+            "columns": column_noise if self._full(columns) else column_noise.diagonal(),
+        }
+
+    def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
+        for side, store in (("rows", self._rows), ("columns", self._columns)):
+            if side in statistics:
+                rank = self.rank or None
+                store[name] = Spectrum(statistics[side], self.damping, rank, store.get(name))
+        for key in [key for key in self._powers if key[0] == name]:
+            del self._powers[key]
+
+    def _pair(self, name: str, exponent: float) -> tuple[Factor, Factor]:
+        key = (name, exponent)
+        if key not in self._powers:
+            columns = self._columns.get(name)
+            right = IDENTITY if columns is None else columns.power(exponent)
+            self._powers[key] = (self._rows[name].power(exponent), right)
+        return self._powers[key]
+
+    def apply_before(self, name: str, form: PerExample) -> PerExample:
+        if self.before == 0 or name not in self._rows:
+            return form
+        left, right = self._pair(name, -self.before)
+        if len(form.shape) < 2:
+            return form.scaled(left.apply(torch.ones(form.shape, device=self._rows[name].values.device)))
+        return form.sandwiched(left, right)
+
+    def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
+        if exponent == 0 or name not in self._rows:
+            return tensor
+        left, right = self._pair(name, exponent)
+        matrix = right.apply(tensor.reshape(len(tensor), -1)) if tensor.ndim > 1 else tensor.reshape(len(tensor), 1)
+        return left.apply(matrix.mT).mT.reshape(tensor.shape)

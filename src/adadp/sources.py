@@ -1,0 +1,310 @@
+"""Where a shape's second moments come from, and what they cost.
+
+| source   | made of                                          | cost                                              |
+| -------- | ------------------------------------------------ | ------------------------------------------------- |
+| Probe    | synthetic inputs through the current weights     | none: no data, and the weights are released       |
+| Public   | public data through the current weights          | none                                              |
+| Released | gradients that were released already             | none: post-processing                             |
+| Paid     | noisy row and column energies of the same lot    | a share of the step's own Gaussian event          |
+| Raw      | the lot's gradients as they are (as published)   | no proof covers it: the guarantee is *none*       |
+
+Moments are means over examples of squared gradients, so that they mean the same from every source.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from adadp.errors import ConfigurationError
+from adadp.gradients.collection import Gradients
+from adadp.shape import Shape, Statistics
+
+#: Makes `count` synthetic inputs, on the CPU, from a generator.
+InputMaker = Callable[[int, torch.Generator], Any]
+#: The loss of each example (or their sum) given the model's outputs and a generator.
+OutputLoss = Callable[[Any, torch.Generator], Tensor]
+
+
+class ModelGradients(Protocol):
+    """What a source may do with the model between two lots. The private data is not in reach."""
+
+    expected_lot: float
+
+    def gradients_of(self, inputs: Any, loss: Callable[[Any], Tensor]) -> Gradients:
+        """Per-example gradients of `loss(model(inputs))`, a sum over examples, at the current weights."""
+
+
+class Source(ABC):
+    """Feeds a shape. One object serves one training run; lots are counted in `step`."""
+
+    reasons: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.step = -1
+        self._average: dict[str, Statistics] = {}
+
+    def before_lot(self, shape: Shape, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        """Called once before each lot."""
+        self.step += 1
+
+    @property
+    def share(self) -> float:
+        """The share of this step's 1/sigma^2 that the shape takes from the gradient; 0 where it is free."""
+        return 0.0
+
+    def see(self, shape: Shape, gradients: Gradients) -> None:  # noqa: B027 - only Raw looks
+        """Called with each microbatch's own gradients."""
+
+    def after_lot(
+        self, shape: Shape, released: Mapping[str, Tensor], stddev: Mapping[str, float | Tensor], paid: Mapping[str, Statistics]
+    ) -> None:
+        """Called with what the lot released.
+
+        `released`: noised means over the expected lot, in the coordinates of `apply_before`, with the noise's `stddev`.
+        `paid`: noised low statistics, likewise.
+        """
+
+    def _learn(self, shape: Shape, name: str, statistics: Statistics, decay: float) -> None:
+        """Average over time, as the paper does: E' <- decay E' + (1 - decay) new, from zero."""
+        self._average[name] = _averaged(self._average.get(name), statistics, decay)
+        shape.learn(name, self._average[name])
+
+
+def _averaged(old: Statistics | None, new: Statistics, decay: float) -> Statistics:
+    return {key: (1 - decay) * value + (0 if old is None else decay * old[key]) for key, value in new.items()}
+
+
+def _interval(every: int) -> int:
+    if not isinstance(every, int) or every < 1:
+        raise ConfigurationError(f"every must be a whole number of steps, at least 1, not {every!r}")
+    return every
+
+
+def _decay(decay: float) -> float:
+    if not 0 <= decay < 1:
+        raise ConfigurationError(f"decay must be in [0, 1), not {decay!r}")
+    return decay
+
+
+def own_prediction(outputs: Any, generator: torch.Generator) -> Tensor:
+    """The loss of outputs against targets drawn from the model's own prediction.
+
+    The last dimension (the second for images of classes) holds the logits of classes. A single output is a mean, its
+    target drawn from a unit normal around it.
+    """
+    if not isinstance(outputs, Tensor):
+        raise ConfigurationError(
+            f"the model returns {type(outputs).__name__}, not a tensor of logits: give the probe a loss=(outputs, "
+            "generator) -> tensor of its own"
+        )
+    logits = outputs.movedim(1, -1) if outputs.ndim > 3 else outputs
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    if logits.shape[-1] == 1:
+        noise = torch.randn(logits.shape, generator=generator).to(logits)
+        return 0.5 * (logits - (logits.detach() + noise)).square().sum()
+    flat = logits.flatten(0, -2)
+    chances = flat.detach().softmax(-1).cpu().double().nan_to_num(nan=0.0) + 1e-12
+    labels = torch.multinomial(chances, 1, generator=generator).squeeze(1).to(flat.device)
+    loss: Tensor = torch.nn.functional.cross_entropy(flat, labels, reduction="sum")
+    return loss
+
+
+class _Synthetic(Source):
+    """Sources that send inputs of their own through the model."""
+
+    def __init__(self, count: int, every: int, loss: OutputLoss, batch: int, decay: float) -> None:
+        super().__init__()
+        if count < 1 or batch < 1:
+            raise ConfigurationError(f"count and batch must be at least 1, not {count} and {batch}")
+        self.count, self.every, self.loss, self.batch = count, _interval(every), loss, batch
+        self.decay = _decay(decay)
+        self.generator = torch.Generator().manual_seed(0)  # public randomness: synthetic inputs hold no secret
+
+    @abstractmethod
+    def _batches(self) -> Iterator[tuple[Any, Callable[[Any], Tensor]]]:
+        """Inputs and the loss to use on their outputs, until about `count` examples are made."""
+
+    def before_lot(self, shape: Shape, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        super().before_lot(shape, parameters, model)
+        if self.step % self.every:
+            return
+        totals: dict[str, Statistics] = {}
+        count = 0
+        for inputs, loss in self._batches():
+            gradients = model.gradients_of(inputs, loss)
+            count += gradients.count
+            for name, form in gradients.forms.items():
+                if name in parameters:
+                    _accumulate(totals.setdefault(name, {}), shape.statistics(form, gradients.finite()))
+        decay = self.decay if self._average else 0.0  # nothing to average with the first time
+        for name, statistics in totals.items():
+            self._learn(shape, name, {key: value / count for key, value in statistics.items()}, decay)
+
+
+def _accumulate(total: Statistics, more: Statistics) -> None:
+    for key, value in more.items():
+        total[key] = total[key] + value if key in total else value
+
+
+class Probe(_Synthetic):
+    """Synthetic inputs through the current weights, with targets drawn from the model's own prediction.
+
+    `inputs` is a callable (count, generator) -> inputs (see `adadp.probes` for ready ones) or an iterable of batches that
+    is gone through again and again. `every` is the number of steps between refreshes, `batch` bounds the memory.
+    """
+
+    assumptions = ("the probes that shape the noise are synthetic: they hold nothing of the private data",)
+
+    def __init__(
+        self,
+        inputs: InputMaker | Iterable[Any],
+        *,
+        count: int = 512,
+        every: int = 50,
+        loss: OutputLoss = own_prediction,
+        batch: int = 128,
+        decay: float = 0.0,
+    ) -> None:
+        super().__init__(count, every, loss, batch, decay)
+        self.inputs = inputs
+        self._iterator: Iterator[Any] | None = None
+
+    def _batches(self) -> Iterator[tuple[Any, Callable[[Any], Tensor]]]:
+        made = 0
+        while made < self.count:
+            inputs = self._next(min(self.batch, self.count - made))
+            made += max(1, _length(inputs))
+            yield inputs, lambda outputs: self.loss(outputs, self.generator)
+
+    def _next(self, count: int) -> Any:
+        if callable(self.inputs):
+            return self.inputs(count, self.generator)
+        for _ in range(2):
+            if self._iterator is None:
+                self._iterator = iter(self.inputs)
+            try:
+                return next(self._iterator)
+            except StopIteration:
+                self._iterator = None
+        raise ConfigurationError("the iterable of probes is empty")
+
+
+class Public(_Synthetic):
+    """Batches of public data through the current weights. `batches` is an iterable that can be gone through again.
+
+    Targets are drawn from the model's own prediction, or `loss` makes them of the outputs.
+    """
+
+    assumptions = ("the data that shapes the noise is public",)
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        *,
+        count: int = 512,
+        every: int = 50,
+        loss: OutputLoss = own_prediction,
+        decay: float = 0.0,
+    ) -> None:
+        super().__init__(count, every, loss, count, decay)
+        self._probe = Probe(batches, count=count, every=every, loss=loss, batch=count)
+
+    def _batches(self) -> Iterator[tuple[Any, Callable[[Any], Tensor]]]:
+        return self._probe._batches()
+
+
+def _length(inputs: Any) -> int:
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim]
+    if not leaves:
+        raise ConfigurationError("a probe's inputs hold no tensor with examples in its first dimension")
+    return len(leaves[0])
+
+
+class Released(Source):
+    """Gradients that were released: their moments less those that the noise has on average."""
+
+    def __init__(self, *, decay: float = 0.99, every: int = 1) -> None:
+        super().__init__()
+        self.decay, self.every = _decay(decay), _interval(every)
+
+    def after_lot(
+        self, shape: Shape, released: Mapping[str, Tensor], stddev: Mapping[str, float | Tensor], paid: Mapping[str, Statistics]
+    ) -> None:
+        for name, gradient in released.items():
+            carried = shape.apply(name, gradient, shape.before)
+            noise = shape.moments_of_noise(name, gradient, stddev[name])
+            moments = {key: value - noise[key] for key, value in shape.moments_of(carried).items()}
+            self._average[name] = _averaged(self._average.get(name), moments, self.decay)
+        if self.step % self.every == self.every - 1:
+            for name, statistics in self._average.items():
+                shape.learn(name, statistics)
+
+
+class Paid(Source):
+    """Noisy squared gradients of the lot itself, released together with the gradient as one Gaussian event.
+
+    At every `every`-th step the shape takes `share` of the step's 1/sigma^2 and the gradient the rest, so the step costs
+    what it costs without: 1/sigma^2 = 1/sigma_gradient^2 + 1/sigma_shape^2.
+    """
+
+    def __init__(self, *, share: float = 0.1, every: int = 10, decay: float = 0.9) -> None:
+        super().__init__()
+        if not 0 < share < 1:
+            raise ConfigurationError(f"share must be in (0, 1), not {share!r}")
+        self._share, self.every, self.decay = share, _interval(every), _decay(decay)
+
+    @property
+    def share(self) -> float:
+        return self._share if self.step % self.every == 0 else 0.0
+
+    def after_lot(
+        self, shape: Shape, released: Mapping[str, Tensor], stddev: Mapping[str, float | Tensor], paid: Mapping[str, Statistics]
+    ) -> None:
+        for name, statistics in paid.items():
+            self._learn(shape, name, statistics, self.decay)
+
+
+class Raw(Source):
+    """The lot's own gradients, squared and averaged, as the paper computes E'. Nothing protects them."""
+
+    reasons = (
+        "the shape of the noise (E') is computed from raw gradients: clip bounds and noise scales then depend on "
+        "private data that was never privatised, which Theorem 1 does not cover",
+    )
+
+    def __init__(self, *, decay: float = 0.9) -> None:
+        super().__init__()
+        self.decay = _decay(decay)
+        self._seen: dict[str, Statistics] = {}
+        self._expected_lot = 1.0
+
+    def before_lot(self, shape: Shape, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        super().before_lot(shape, parameters, model)
+        self._expected_lot = model.expected_lot
+        self._seen = {}
+
+    def see(self, shape: Shape, gradients: Gradients) -> None:
+        for name, form in gradients.forms.items():
+            squared = {
+                key: value * gradients.scale**2 / self._expected_lot
+                for key, value in shape.statistics(form, gradients.finite()).items()
+            }
+            _accumulate(self._seen.setdefault(name, {}), squared)
+
+    def after_lot(
+        self, shape: Shape, released: Mapping[str, Tensor], stddev: Mapping[str, float | Tensor], paid: Mapping[str, Statistics]
+    ) -> None:
+        for name, statistics in self._seen.items():
+            self._learn(shape, name, statistics, self.decay)
+
+
+def split_noise(noise_multiplier: float, share: float) -> tuple[float, float]:
+    """Noise multipliers of the gradient and of the shape that together are one event of `noise_multiplier`."""
+    return noise_multiplier / math.sqrt(1 - share), noise_multiplier / math.sqrt(share) if share else math.inf

@@ -1,0 +1,117 @@
+"""One step: from a lot's gradients to a private one.
+
+Everything above the line in `release` touches people's data and is gone when the step ends. Everything below it is
+post-processing of what was released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adadp.accounting.events import Event
+from adadp.clipping import Clipping, Release
+from adadp.errors import TrainingLoopError
+from adadp.gradients import Capture, Gradients
+from adadp.noise import Randomness
+from adadp.sampling import Microbatch
+
+
+class PrivateStep:
+    """Bounds, sums, noises and charges. Made by the engine; the private optimizer drives it.
+
+    `charge` is called with the step's event before anything of it is released, and may refuse by raising.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        clipping: Clipping,
+        *,
+        noise_multiplier: float,
+        expected_lot: float,
+        event: Event,
+        charge: Callable[[Event], None],
+        randomness: Randomness,
+        mean_loss: bool = True,
+        loss_scale: float = 1.0,
+        count_nonfinite: bool = False,
+    ) -> None:
+        self.capture, self.clipping = capture, clipping
+        self.noise_multiplier, self.expected_lot = noise_multiplier, expected_lot
+        self.event, self._charge, self._randomness = event, charge, randomness
+        self._mean_loss, self._loss_scale = mean_loss, loss_scale
+        self._count_nonfinite = count_nonfinite
+        self.nonfinite: Tensor | None = None
+        self._parameters = dict(capture.module.named_parameters())
+        self._sums: Release = {}
+        self._lot: int | None = None
+        self._next = 0
+
+    # ---- a lot, microbatch by microbatch ------------------------------------------------------------------------
+
+    def add(self, microbatch: Microbatch) -> None:
+        """Add the bounded contributions of the microbatch whose backward pass has just ended."""
+        if microbatch.lot != self._lot:
+            self._begin(microbatch.lot)
+        if microbatch.index != self._next:
+            self._lot = None
+            raise TrainingLoopError(
+                f"microbatch {microbatch.index} of lot {microbatch.lot} came where {self._next} was due: optimizer.step() "
+                "must be called exactly once for each batch of the loader (it does nothing but add up until the lot "
+                "is complete)"
+            )
+        self._next += 1
+        for name, value in self.clipping.bound(self._gradients(microbatch)).items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def _begin(self, lot: int) -> None:
+        self._lot, self._next, self._sums = lot, 0, {}
+        active = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        self.clipping.begin(active, self)
+
+    def _gradients(self, microbatch: Microbatch) -> Gradients:
+        count = microbatch.count
+        forms = self.capture.take(count)
+        scale = (count if self._mean_loss else 1.0) / self._loss_scale
+        device = next(iter(self._parameters.values())).device
+        keep = torch.full((count,), microbatch.keep, device=device)
+        gradients = Gradients(forms, count, scale=scale, keep=keep)
+        if self._count_nonfinite:
+            lost = (~gradients.norms().isfinite() & keep).sum()
+            self.nonfinite = lost if self.nonfinite is None else self.nonfinite + lost
+        return gradients
+
+    # ---- its release --------------------------------------------------------------------------------------------
+
+    def release(self) -> Release:
+        """The lot's private gradient, a mean over the expected lot, by parameter name. Charged before it is made."""
+        self._charge(self.event)
+        stddev = self.clipping.stddev(self.noise_multiplier)
+        noisy = {name: value + stddev[name] * self._randomness.normal(value) for name, value in self._sums.items()}
+        self._sums, self._lot = {}, None
+        # ------------------------------------------------------------------------------ the line: noised from here on
+        released = self.clipping.release(noisy, stddev)
+        return {name: value / self.expected_lot for name, value in released.items()}
+
+    # ---- what sources of shapes may ask for (ModelGradients): no private data is involved -------------------------
+
+    def gradients_of(self, inputs: Any, loss: Callable[[Any], Tensor]) -> Gradients:
+        """Per-example gradients of `loss(model(inputs))`, a sum over examples, at the current weights."""
+        device = next(iter(self._parameters.values())).device
+        moved = torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
+        with self.capture.aside(), torch.enable_grad():
+            loss(_call(self.capture.module, moved)).backward()  # type: ignore[no-untyped-call]
+            leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(moved) if isinstance(leaf, Tensor)]
+            count = len(leaves[0])
+            forms = self.capture.take(count)
+        return Gradients(forms, count, keep=torch.ones(count, dtype=torch.bool, device=device))
+
+
+def _call(module: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple | list) else module(inputs)
