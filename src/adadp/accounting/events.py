@@ -2,8 +2,8 @@
 
 An event says which mechanism touched the data and with how much noise. It knows nothing of epsilons: the
 accountants read it. `noise_multiplier` is always the noise's standard deviation over the bound on what *one
-example* contributes, so replacing an example moves the release by up to 2 / noise_multiplier standard deviations
-while adding or removing one moves it by 1 / noise_multiplier.
+example* contributes, so replacing an example moves the release by up to 2 / noise_multiplier standard
+deviations while adding or removing one moves it by 1 / noise_multiplier.
 
 This module needs neither torch nor dp-accounting, so that the training engine can record events without them.
 """
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from adadp.errors import ConfigurationError
 
@@ -76,6 +78,25 @@ class FixedSizeGaussian:
 
 
 @dataclass(frozen=True)
+class RenyiBlock:
+    """Adaptively chosen releases that a privacy filter held to a Renyi divergence of `divergence` at `order`.
+
+    What was released inside may depend on earlier outputs; only the bound, fixed beforehand, is known. It
+    says nothing about orders above `order`, so only an accountant that works with Renyi divergences can
+    compose it.
+    """
+
+    order: float
+    divergence: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.order) and self.order > 1):
+            raise ConfigurationError(f"order must be a finite number above 1, not {self.order!r}")
+        if not (math.isfinite(self.divergence) and self.divergence >= 0):
+            raise ConfigurationError(f"divergence must be finite and not negative, not {self.divergence!r}")
+
+
+@dataclass(frozen=True)
 class Uncovered:
     """A release that no proof covers. One of these in a ledger makes its guarantee *none*.
 
@@ -87,5 +108,36 @@ class Uncovered:
     claimed: Gaussian | PoissonGaussian | FixedSizeGaussian | None = None
 
 
-CoveredEvent = Gaussian | PoissonGaussian | FixedSizeGaussian
+CoveredEvent = Gaussian | PoissonGaussian | FixedSizeGaussian | RenyiBlock
 Event = CoveredEvent | Uncovered
+
+_KINDS: dict[str, type[Event]] = {
+    "gaussian": Gaussian,
+    "poisson-gaussian": PoissonGaussian,
+    "fixed-size-gaussian": FixedSizeGaussian,
+    "renyi-block": RenyiBlock,
+    "uncovered": Uncovered,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """The event as plain JSON. Floats survive exactly: Python writes text that reads back equal."""
+    if isinstance(event, Uncovered):
+        claimed = None if event.claimed is None else event_to_json(event.claimed)
+        return {"kind": "uncovered", "reason": event.reason, "claimed": claimed}
+    return {"kind": _NAMES[type(event)], **asdict(event)}
+
+
+def event_from_json(value: Mapping[str, Any]) -> Event:
+    """The inverse of `event_to_json`. Raises `ConfigurationError` for anything that is not an event."""
+    fields = dict(value)
+    kind = _KINDS.get(fields.pop("kind", ""))
+    if kind is None:
+        raise ConfigurationError(f"not an event: {value!r}")
+    if kind is Uncovered and fields.get("claimed") is not None:
+        fields["claimed"] = event_from_json(fields["claimed"])
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise ConfigurationError(f"not an event: {value!r} ({error})") from None

@@ -1,0 +1,91 @@
+"""How much may still be released under a budget, known ahead of time.
+
+Accounting one step takes a fraction of a second, a training step may take a millisecond. So counts are
+certified in advance: a set of counts whose total cost is within the budget. Costs do not fall when counts
+rise, hence anything below a certified set fits too, and no accountant is asked until it is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from adadp.accounting.composition import Canonical
+from adadp.accounting.events import Event, Neighbours
+from adadp.errors import ConfigurationError
+
+_FIRST_CERTIFICATE = 4096
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be spent, by everything in a ledger together."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigurationError(f"a budget's epsilon must be finite and above 0, not {self.epsilon!r}")
+        if not (math.isfinite(self.delta) and 0 < self.delta < 1):
+            raise ConfigurationError(f"a budget's delta must be above 0 and below 1, not {self.delta!r}")
+
+
+class Allowance:
+    """What one run may still release, given what the ledger already holds."""
+
+    def __init__(self, budget: Budget, accountant: str, neighbours: Neighbours, spent: Canonical) -> None:
+        self.budget, self.accountant, self.neighbours = budget, accountant, neighbours
+        self._spent = spent
+        self._certified: dict[Event, int] = {}
+
+    def _with(self, counts: Mapping[Event, int]) -> list[tuple[Event, int]]:
+        return [*self._spent, *counts.items()]
+
+    def _fits(self, counts: Mapping[Event, int]) -> bool:
+        from adadp.accounting.accountants import get_accountant
+
+        cost = get_accountant(self.accountant).epsilon(self._with(counts), self.budget.delta, self.neighbours)
+        return cost.epsilon <= self.budget.epsilon
+
+    def room(self, event: Event, counts: Mapping[Event, int], need: int, planned: int | None) -> int:
+        """How many more of `event` fit on top of `counts`: at least `need`, or 0 when `need` does not fit.
+
+        `counts` is all that this run has reserved, `planned` how many more it means to release, if it knows.
+        """
+        have = counts.get(event, 0)
+        certified = self._certified.get(event, 0)
+        if certified >= have + need and all(self._certified.get(e, 0) >= n for e, n in counts.items()):
+            return certified - have
+        ahead = max(need, _FIRST_CERTIFICATE, have) if planned is None else max(need, planned)
+
+        def grown(more: int) -> dict[Event, int]:
+            # Kinds that take turns grow together, or every turn would ask the accountant again.
+            share = more / have if have else 0.0
+            counts_then = {other: n + int(n * share) for other, n in counts.items()}
+            counts_then[event] = have + more
+            return counts_then
+
+        if self._fits(grown(ahead)):
+            self._certified = grown(ahead)
+            return ahead
+        from adadp.accounting.calibration import most
+
+        more = most(
+            lambda count: self._with(grown(count)),
+            self.budget.epsilon,
+            self.budget.delta,
+            accountant=self.accountant,
+            neighbours=self.neighbours,
+            at_most=ahead - 1,
+            guess=max(1, ahead // 2),
+        )
+        if more >= need:
+            self._certified = grown(more)
+            return more
+        exact = {**counts, event: have + need}
+        if self._fits(exact):
+            self._certified = exact
+            return need
+        return 0

@@ -1,0 +1,203 @@
+"""Records on disk that can only grow: JSON lines in a hash chain, and their count and head in a second file.
+
+Every line holds the hash of the line before it, so an edited line breaks every later one. The head file
+(`<name>.head`) holds the number of lines and the last hash, so a file that lost its end is seen too.
+
+Guarantee: when `append` returns, the record is on the disk. After a crash at any point the file holds every
+record whose `append` returned, and at most one more. This finds damage, mistakes and careless edits. It does
+not stop somebody who rewrites both files: keep a copy of the head elsewhere for that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from adadp.errors import ConfigurationError, LedgerError
+
+Record = dict[str, Any]
+
+_START = hashlib.sha256(b"adadp ledger").hexdigest()
+_SLOT = 256
+
+
+def canonical_json(value: object) -> str:
+    """One text for one value: sorted keys, no spaces, no NaN."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"a ledger holds plain JSON values only: {error}") from None
+
+
+def _hash(record: Record) -> str:
+    return hashlib.sha256(canonical_json(record).encode()).hexdigest()
+
+
+def _head_slot(count: int, head: str) -> bytes:
+    body = {"count": count, "head": head}
+    text = canonical_json({**body, "check": _hash(body)[:16]})
+    return text.ljust(_SLOT - 1).encode() + b"\n"
+
+
+def _read_slot(data: bytes) -> tuple[int, str] | None:
+    """(count, head) of one slot of the head file; None if it is empty or was torn by a crash."""
+    try:
+        value = json.loads(data)
+        body = {"count": value["count"], "head": value["head"]}
+        return (int(value["count"]), str(value["head"])) if value["check"] == _hash(body)[:16] else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class Chain:
+    """One file of chained records. Reading needs no lock; only the one process that holds it may append."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head_path = path.with_name(path.name + ".head")
+        self._file: int | None = None
+        self._head_file: int | None = None
+        self._count, self._head = 0, _START
+        self._broken = False
+
+    def _refuse(self, reason: str) -> LedgerError:
+        return LedgerError(f"the ledger {self.path} is refused: {reason}. Nothing was changed")
+
+    def exists(self) -> bool:
+        """Whether there is anything to verify."""
+        return self.path.exists() or self.head_path.exists()
+
+    def read(self) -> list[Record]:
+        """Every record, verified against chain and head file. Raises `LedgerError` with what is wrong."""
+        records, _ = self._read()
+        return records
+
+    def _read_head(self) -> tuple[int, str]:
+        try:
+            data = self.head_path.read_bytes()
+        except FileNotFoundError:
+            if self.path.exists() and self.path.stat().st_size > 0:
+                raise self._refuse(f"its head file {self.head_path.name} is missing") from None
+            return 0, _START
+        slots = [_read_slot(data[start : start + _SLOT]) for start in (0, _SLOT)]
+        known = [slot for slot in slots if slot is not None]
+        if not known:
+            raise self._refuse(f"its head file {self.head_path.name} is damaged")
+        return max(known)
+
+    def _read(self) -> tuple[list[Record], int]:
+        """The records and how many bytes they take; anything after that is a record torn by a crash."""
+        # The head first: a writer appends to the file before it moves the head, so the file is never behind.
+        count, head = self._read_head()
+        data = self.path.read_bytes() if self.path.exists() else b""
+        *lines, torn = data.split(b"\n")
+        records: list[Record] = []
+        previous, at_count = _START, _START if count == 0 else None
+        for number, line in enumerate(lines, 1):
+            record, own = self._parse(line, number)
+            if record.get("n") != number or record.get("prev") != previous or _hash(record) != own:
+                raise self._refuse(f"line {number} was edited, or lines before it were removed or reordered")
+            previous = own
+            if number == count:
+                at_count = own
+            records.append(record)
+        if len(records) < count:
+            raise self._refuse(f"it was truncated: {count} records were written and {len(records)} are left")
+        if at_count != head:
+            raise self._refuse(f"record {count} is not the one that its head file knows: it was rewritten")
+        self._count, self._head = len(records), previous
+        return records, len(data) - len(torn)
+
+    def _parse(self, line: bytes, number: int) -> tuple[Record, str]:
+        try:
+            record = json.loads(line)
+            own = record.pop("hash")
+            if canonical_json({**record, "hash": own}).encode() != line:
+                raise ValueError
+        except (ValueError, KeyError, AttributeError, TypeError, ConfigurationError):
+            raise self._refuse(f"line {number} is not a record: it was edited or damaged") from None
+        return record, own
+
+    @property
+    def locked(self) -> bool:
+        """Whether this process may append."""
+        return self._file is not None
+
+    def lock(self) -> list[Record]:
+        """Become the only process that may append; returns the records as they are now, verified."""
+        if self._broken:
+            raise self._refuse("an earlier write to it failed; open it again")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        # The file holds the key of its fingerprints, so it is its owner's alone.
+        file = os.open(self.path, flags, 0o600)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise LedgerError(
+                    f"the ledger {self.path} is in use: another run holds it. Wait for it to end, or give "
+                    "this run a ledger of its own and add the costs"
+                ) from None
+            records, size = self._read()
+            new = not self.head_path.exists()
+            self._head_file = os.open(self.head_path, os.O_RDWR | os.O_CREAT, 0o600)
+            if new:
+                # Before the first line: a line without a head file would be refused.
+                os.pwrite(self._head_file, _head_slot(0, _START), 0)
+                os.fsync(self._head_file)
+                self._sync_folder()
+            if os.fstat(file).st_size > size:
+                # A crash tore this record before its `append` returned, so nothing was released on its
+                # account.
+                os.ftruncate(file, size)
+        except BaseException:
+            os.close(file)
+            if self._head_file is not None:
+                os.close(self._head_file)
+                self._head_file = None
+            raise
+        self._file = file
+        return records
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def append(self, body: Record) -> None:
+        """Write one record and return when it is on the disk, and the head after it."""
+        if self._file is None or self._head_file is None:
+            raise LedgerError(f"the ledger {self.path} is not open for writing")
+        if self._broken:
+            raise self._refuse("an earlier write to it failed; open it again")
+        record = {"n": self._count + 1, "prev": self._head, **body}
+        head = _hash(record)
+        line = canonical_json({**record, "hash": head}).encode() + b"\n"
+        self._broken = True  # until everything below has happened
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError("the record was written in part")
+            os.fsync(self._file)
+            # Two slots take turns, so that a crash in this write leaves the other one whole.
+            count = self._count + 1
+            os.pwrite(self._head_file, _head_slot(count, head), (count % 2) * _SLOT)
+            os.fsync(self._head_file)
+        except OSError as error:
+            reason = f"the ledger {self.path} could not be written: {error}. Nothing may be released"
+            raise LedgerError(reason) from error
+        self._count, self._head = count, head
+        self._broken = False
+
+    def unlock(self) -> None:
+        """Let other processes append."""
+        for file in (self._file, self._head_file):
+            if file is not None:
+                os.close(file)
+        self._file = self._head_file = None

@@ -1,0 +1,245 @@
+"""The sentence a user relies on: "this model is (epsilon, delta)-DP", or *none* and why.
+
+Guarantee: `epsilon` is a number if and only if `reasons` is empty, and then every release that was accounted
+for is covered by a proof under the stated neighbouring relation, given the stated assumptions. A release
+that no proof covers can never yield a number; what a published text claims for it stands beside, marked as a
+claim.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adadp.accounting.composition import Canonical, Composition, canonical, uncovered_reasons
+from adadp.accounting.events import (
+    Event,
+    FixedSizeGaussian,
+    Gaussian,
+    Neighbours,
+    PoissonGaussian,
+    RenyiBlock,
+    Uncovered,
+)
+from adadp.errors import AccountingError, ConfigurationError, NoGuaranteeError
+
+FIXED_BEFOREHAND = (
+    "noise multipliers, sampling rates and numbers of releases were fixed beforehand and did not depend on "
+    "earlier outputs"
+)
+
+
+def round_up(value: float, digits: int = 4) -> str:
+    """`value` in `digits` significant digits and never smaller: no epsilon is rounded down for print."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    text = f"{value:.{digits}g}"
+    if float(text) < value:
+        step = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
+        text = f"{value + step:.{digits}g}"
+        # The step is one unit of the last digit; rounding may have carried it one further than needed, never
+        # less.
+    return text
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def describe(event: Event, count: int) -> str:
+    """One kind of release in words."""
+    if isinstance(event, Gaussian):
+        releases = _plural(count, "Gaussian release")
+        return f"{releases} on all examples (noise multiplier {event.noise_multiplier:g})"
+    if isinstance(event, PoissonGaussian):
+        return (
+            f"{_plural(count, 'step')} on Poisson lots (rate {event.rate:g}, noise multiplier "
+            f"{event.noise_multiplier:g})"
+        )
+    if isinstance(event, FixedSizeGaussian):
+        return (
+            f"{_plural(count, 'step')} on lots of {event.lot:,} of {event.examples:,} examples drawn without "
+            f"replacement (noise multiplier {event.noise_multiplier:g})"
+        )
+    if isinstance(event, RenyiBlock):
+        return (
+            f"{_plural(count, 'block')} of adaptively chosen releases under a privacy filter (Renyi "
+            f"divergence {event.divergence:g} at order {event.order:g})"
+        )
+    return f"{_plural(count, 'release')} that no proof covers"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What may be said about everything that was released.
+
+    `epsilon` is None exactly when `reasons` says why there is no guarantee; `claimed_epsilon` is then what
+    the published analysis would claim, if there is one. `sampling` says what was released and how lots were
+    drawn.
+    """
+
+    epsilon: float | None
+    delta: float
+    neighbours: Neighbours
+    accountant: str
+    sampling: str
+    unit: str = "one example"
+    order: float | None = None
+    assumptions: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    claimed_epsilon: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) != bool(self.reasons):
+            raise ConfigurationError("a guarantee has either an epsilon or the reasons why it has none")
+        if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise ConfigurationError(f"epsilon must be a finite number >= 0, not {self.epsilon!r}")
+
+    def require(self) -> float:
+        """The epsilon, or `NoGuaranteeError` with every reason."""
+        if self.epsilon is None:
+            raise NoGuaranteeError("there is no guarantee: " + "; ".join(self.reasons))
+        return self.epsilon
+
+    def __str__(self) -> str:
+        delta = round_up(self.delta)
+        if self.epsilon is None:
+            text = f"Guarantee: none. {_sentence('; '.join(self.reasons))}"
+            if self.claimed_epsilon is not None:
+                text += (
+                    f" The published analysis would claim ({round_up(self.claimed_epsilon)}, {delta})-"
+                    "differential privacy: claimed, not guaranteed."
+                )
+            return text + f" Released: {_sentence(self.sampling)}"
+        by = f"{self.accountant} accountant"
+        if self.order is not None:
+            by += f", order {self.order:g}"
+        text = (
+            f"({round_up(self.epsilon)}, {delta})-differential privacy for {self.unit} under "
+            f"{self.neighbours} neighbours ({by}). Released: {_sentence(self.sampling)}"
+        )
+        if self.assumptions:
+            text += f" This rests on the following: {_sentence('; '.join(self.assumptions))}"
+        for note in self.notes:
+            text += f" Note: {_sentence(note)}"
+        return text
+
+    def to_json(self) -> str:
+        """One JSON object. `epsilon` is null where the guarantee is *none*."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The guarantee as plain values."""
+        values: dict[str, Any] = {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "neighbours": str(self.neighbours),
+            "unit": self.unit,
+            "sampling": self.sampling,
+            "accountant": self.accountant,
+            "assumptions": list(self.assumptions),
+            "reasons": list(self.reasons),
+            "claimed_epsilon": self.claimed_epsilon,
+            "notes": list(self.notes),
+        }
+        if self.order is not None:
+            values["order"] = self.order
+        return values
+
+    def to_markdown(self) -> str:
+        """A table, and lists of what it rests on or why there is none."""
+        if self.epsilon is None:
+            epsilon = "**none**"
+            if self.claimed_epsilon is not None:
+                epsilon += f" ({round_up(self.claimed_epsilon)} claimed, not guaranteed)"
+        else:
+            epsilon = round_up(self.epsilon)
+        order = "" if self.order is None else f", order {self.order:g}"
+        lines = [
+            "| guarantee | |",
+            "| --- | --- |",
+            f"| epsilon | {epsilon} |",
+            f"| delta | {round_up(self.delta)} |",
+            f"| neighbours | {self.neighbours} |",
+            f"| unit of privacy | {self.unit} |",
+            f"| released | {self.sampling} |",
+            f"| accountant | {self.accountant}{order} |",
+        ]
+        for title, items in (
+            ("Why there is no guarantee", self.reasons),
+            ("What it rests on", self.assumptions),
+            ("Notes", self.notes),
+        ):
+            if items:
+                lines += ["", f"{title}:", "", *(f"- {item}" for item in items)]
+        return "\n".join(lines) + "\n"
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else text + "."
+
+
+def _claimed(composition: Canonical) -> Canonical | None:
+    """The composition with what is claimed in place of uncovered events; None if one has no claim."""
+    pairs: list[tuple[Event, int]] = []
+    for event, count in composition:
+        if not isinstance(event, Uncovered):
+            pairs.append((event, count))
+        elif event.claimed is None:
+            return None
+        else:
+            pairs.append((event.claimed, count))
+    return canonical(pairs)
+
+
+def make_guarantee(
+    composition: Composition,
+    delta: float,
+    *,
+    accountant: str | None = None,
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    unit: str = "one example",
+    assumptions: Sequence[str] = (),
+    reasons: Sequence[str] = (),
+) -> Guarantee:
+    """What may be said about a composition at `delta`.
+
+    `accountant` None means `pld`, or `rdp` where no distribution is known. `reasons` are the caller's own
+    grounds for *none*, such as a value that left the training loop unnoised. A composition that the
+    accountant refuses raises `AccountingError`; one that no proof covers gives a guarantee of *none*.
+    """
+    # Imported here so that reading and recording events needs no numerical library.
+    from adadp.accounting.accountants import default_accountant, get_accountant, require_delta
+
+    require_delta(delta)
+    releases = canonical(composition)
+    name = accountant or default_accountant(releases)
+    chosen = get_accountant(name)
+    why = tuple(dict.fromkeys((*reasons, *uncovered_reasons(releases))))
+    sampling = "; ".join(describe(event, count) for event, count in releases) or "nothing"
+    if why:
+        claimed = _claimed(releases)
+        try:
+            claim = None if claimed is None else chosen.epsilon(claimed, delta, neighbours).epsilon
+        except AccountingError:
+            claim = None  # the claim is about something this accountant does not know: no number beside it
+        return Guarantee(
+            None, delta, neighbours, name, sampling, unit, None, tuple(assumptions), why,
+            claim if claim is not None and math.isfinite(claim) else None,
+        )  # fmt: skip
+    spent = chosen.epsilon(releases, delta, neighbours)
+    rests_on = tuple(dict.fromkeys((*assumptions, *((FIXED_BEFOREHAND,) if releases else ()))))
+    if not math.isfinite(spent.epsilon):
+        too_small = f"no finite epsilon was found at delta {delta:g}: it is too small for these releases"
+        return Guarantee(
+            None, delta, neighbours, spent.accountant, sampling, unit, None, rests_on, (too_small,)
+        )
+    return Guarantee(
+        spent.epsilon, delta, neighbours, spent.accountant, sampling, unit, spent.order, rests_on,
+        notes=spent.notes,
+    )  # fmt: skip
