@@ -155,7 +155,7 @@ class _Shaped(Flat):
     def _statistics(self, gradients: Gradients) -> Release:
         """Squares of gradients clipped to norm 1: one example's have L2 norm at most `low_sensitivity`."""
         weights = self.weights(gradients) * gradients.scale / self.max_grad_norm
-        release = {}
+        release: Release = {}
         for name, parameter in self.parameters.items():
             if name in gradients:
                 statistics = self.shape.low_statistics(gradients.forms[name], weights)

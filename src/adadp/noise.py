@@ -50,9 +50,7 @@ class Randomness:
         if self.secure:
             return _normal_from(secrets.token_bytes, like.numel()).to(like.device).view(like.shape)
         dtype = accumulation_dtype(like.dtype)
-        return torch.empty(like.shape, dtype=dtype, device=like.device).normal_(
-            generator=self._generator(like.device)
-        )
+        return torch.empty(like.shape, dtype=dtype, device=like.device).normal_(generator=self._generator(like.device))
 
     def uniform(self, count: int) -> Tensor:
         """Independent uniform values in [0, 1), float64, on the CPU."""

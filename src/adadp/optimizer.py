@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adadp.errors import ConfigurationError, NoGuaranteeError, TrainingLoopError
+from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
 from adadp.sampling import PrivateLoader
 from adadp.step import PrivateStep
+
+
+class BudgetWarning(UserWarning):
+    """The budget is spent: the last step did not run, and the loader gives out nothing more."""
 
 
 class PrivateOptimizer(Optimizer):
@@ -34,7 +39,7 @@ class PrivateOptimizer(Optimizer):
         self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's."""
         return self.original_optimizer.param_groups
 
@@ -43,7 +48,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.param_groups = groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The wrapped optimizer's."""
         return self.original_optimizer.state
 
@@ -52,7 +57,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """The wrapped optimizer's."""
         return self.original_optimizer.defaults
 
@@ -118,7 +123,12 @@ class PrivateOptimizer(Optimizer):
         self._step.add(microbatch)
         if not microbatch.last:
             return loss
-        self._set_gradients()
+        try:
+            self._set_gradients()
+        except BudgetExhaustedError as spent:
+            self._loader.stopped = True
+            warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=2)
+            return loss
         self.original_optimizer.step()
         return loss
 

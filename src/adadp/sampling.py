@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +126,7 @@ class Shuffle(Sampling):
             yield order[start : start + self.lot]
 
     def event(self, noise_multiplier: float) -> Event:
-        return Uncovered(self.reasons[0], PoissonGaussian(noise_multiplier, self.lot / self.examples))
+        return Uncovered(self.reasons[0])  # not even a claim: Poisson's epsilon is not shuffling's
 
 
 SAMPLINGS: dict[str, type[Sampling]] = {kind.name: kind for kind in (Poisson, FixedSize, Shuffle)}
@@ -160,12 +160,14 @@ class PrivateLoader:
         self.batch_size = sampling.lot
         self.max_physical_batch_size = max_physical_batch_size
         self.current: Microbatch | None = None
+        self.on_microbatch: Callable[[Microbatch], None] | None = None
+        self.stopped = False  # the budget is spent: nothing more is given out
         self._randomness = randomness
         self._lots = 0
         self._plan: deque[Microbatch] = deque()
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
-            batch_sampler=_Batches(self),  # type: ignore[arg-type]
+            batch_sampler=_Batches(self),
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -182,9 +184,15 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._plan.clear()
+        if self.stopped:
+            return
         for batch in self._whole_tensors() if self._in_memory else self._loader:
             self.current = self._plan.popleft()
+            if self.on_microbatch is not None:
+                self.on_microbatch(self.current)
             yield batch
+            if self.stopped:
+                return
 
     @property
     def _in_memory(self) -> bool:
@@ -239,7 +247,9 @@ def check_loader(loader: DataLoader[Any]) -> tuple[int, int]:
             "__getitem__) is needed"
         )
     if loader.batch_size is None:
-        raise ConfigurationError("data_loader has no batch_size (a custom batch_sampler, or batching is off): give it one")
+        raise ConfigurationError(
+            "data_loader has no batch_size (a custom batch_sampler, or batching is off): give it one"
+        )
     if type(loader.sampler) not in (RandomSampler, SequentialSampler):
         raise ConfigurationError(
             f"data_loader draws with {type(loader.sampler).__name__}, which would be replaced: a guarantee needs lots "

@@ -63,7 +63,11 @@ class Source(ABC):
         """Called with each microbatch's own gradients."""
 
     def after_lot(
-        self, shape: Shape, released: Mapping[str, Tensor], stddev: Mapping[str, float | Tensor], paid: Mapping[str, Statistics]
+        self,
+        shape: Shape,
+        released: Mapping[str, Tensor],
+        stddev: Mapping[str, float | Tensor],
+        paid: Mapping[str, Statistics],
     ) -> None:
         """Called with what the lot released.
 
@@ -235,7 +239,11 @@ class Released(Source):
         self.decay, self.every = _decay(decay), _interval(every)
 
     def after_lot(
-        self, shape: Shape, released: Mapping[str, Tensor], stddev: Mapping[str, float | Tensor], paid: Mapping[str, Statistics]
+        self,
+        shape: Shape,
+        released: Mapping[str, Tensor],
+        stddev: Mapping[str, float | Tensor],
+        paid: Mapping[str, Statistics],
     ) -> None:
         for name, gradient in released.items():
             carried = shape.apply(name, gradient, shape.before)
@@ -265,7 +273,11 @@ class Paid(Source):
         return self._share if self.step % self.every == 0 else 0.0
 
     def after_lot(
-        self, shape: Shape, released: Mapping[str, Tensor], stddev: Mapping[str, float | Tensor], paid: Mapping[str, Statistics]
+        self,
+        shape: Shape,
+        released: Mapping[str, Tensor],
+        stddev: Mapping[str, float | Tensor],
+        paid: Mapping[str, Statistics],
     ) -> None:
         for name, statistics in paid.items():
             self._learn(shape, name, statistics, self.decay)
@@ -299,7 +311,11 @@ class Raw(Source):
             _accumulate(self._seen.setdefault(name, {}), squared)
 
     def after_lot(
-        self, shape: Shape, released: Mapping[str, Tensor], stddev: Mapping[str, float | Tensor], paid: Mapping[str, Statistics]
+        self,
+        shape: Shape,
+        released: Mapping[str, Tensor],
+        stddev: Mapping[str, float | Tensor],
+        paid: Mapping[str, Statistics],
     ) -> None:
         for name, statistics in self._seen.items():
             self._learn(shape, name, statistics, self.decay)

@@ -49,12 +49,18 @@ class PrivateStep:
         self._parameters = dict(capture.module.named_parameters())
         self._sums: Release = {}
         self._lot: int | None = None
+        self._released: int | None = None
         self._next = 0
 
     # ---- a lot, microbatch by microbatch ------------------------------------------------------------------------
 
     def add(self, microbatch: Microbatch) -> None:
         """Add the bounded contributions of the microbatch whose backward pass has just ended."""
+        if microbatch.lot == self._released:
+            raise TrainingLoopError(
+                f"lot {microbatch.lot} was released already: a second release of the same lot is not covered. Call "
+                "optimizer.step() once for each batch of the loader."
+            )
         if microbatch.lot != self._lot:
             self._begin(microbatch.lot)
         if microbatch.index != self._next:
@@ -92,7 +98,7 @@ class PrivateStep:
         self._charge(self.event)
         stddev = self.clipping.stddev(self.noise_multiplier)
         noisy = {name: value + stddev[name] * self._randomness.normal(value) for name, value in self._sums.items()}
-        self._sums, self._lot = {}, None
+        self._sums, self._released, self._lot = {}, self._lot, None
         # ------------------------------------------------------------------------------ the line: noised from here on
         released = self.clipping.release(noisy, stddev)
         return {name: value / self.expected_lot for name, value in released.items()}

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.fallback import ThroughFunc
@@ -71,6 +72,20 @@ class _Tap(torch.autograd.Function):
         return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
 
 
+@dataclass
+class Observed:
+    """What modules gave and what layers were given, while `Capture.observing` was on."""
+
+    outputs: list[tuple[str, list[Tensor]]] = field(default_factory=list)
+    inputs: list[tuple[str, Tensor]] = field(default_factory=list)
+
+
+class FirstCall(Protocol):
+    """Called with a module's arguments before it runs, outermost modules only."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None: ...
+
+
 class _Slot:
     """Where one parameter hangs in one module, and what stands in for it while modules run."""
 
@@ -111,7 +126,9 @@ class Capture:
         self.module = module
         self.batch_first = batch_first
         self.chunk = chunk
-        self.tag: object = None  # set by whoever hands out microbatches
+        self.tag: object = None  # which microbatch is being worked on, and how many examples it has
+        self.count: int | None = None
+        self.on_first_call: FirstCall | None = None
         self.notices: list[str] = []
         self._module_names = {id(part): name for name, part in module.named_modules()}
         first_names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -127,6 +144,7 @@ class Capture:
         self._anchor = torch.zeros((), requires_grad=True)
         self._staged: list[_Record] = []
         self._records: list[_Record] = []
+        self._observed: Observed | None = None
         self._asleep = False  # while layers run modules again to differentiate them
         self._handles: list[Any] = []
         self._watch(frozenset(through_func))
@@ -166,7 +184,7 @@ class Capture:
             self._slots_of[id(part)] = own
         for part in watched:
             hooks = _Hooks(self)
-            self._handles.append(part.register_forward_pre_hook(hooks.before))
+            self._handles.append(part.register_forward_pre_hook(hooks.before, with_kwargs=True))
             self._handles.append(part.register_forward_hook(hooks.after, with_kwargs=True, always_call=True))
             if id(part) in self._layers:
                 self._layers[id(part)].install(part, self)
@@ -186,9 +204,11 @@ class Capture:
         """Whether a call of `module` is to be seen: it is part of the tree (not a copy) and we are not asleep."""
         return not self._asleep and id(module) in self._module_names
 
-    def _before(self, module: nn.Module) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         active = torch.is_grad_enabled()
         if active and not any(self._running):
+            if self.on_first_call is not None and self.count is not None and self._observed is None:
+                self.on_first_call(module, args, kwargs, self.count)
             self._begin_pass()
         self._running.append(active)
         if active and id(module) in self._layers:
@@ -200,6 +220,9 @@ class Capture:
         if not active:
             return None
         try:
+            if self._observed is not None:
+                leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+                self._observed.outputs.append((self.module_name(module), [leaf.detach().clone() for leaf in leaves]))
             layer = self._layers.get(id(module))
             if layer is None:
                 return None
@@ -237,10 +260,19 @@ class Capture:
         names = {own: slot.name for own, slot in slots.items() if slot.parameter.requires_grad}
         if not names:
             return tuple(outputs)
+        if self._observed is not None and saved:
+            self._observed.inputs.append((self.module_name(module), saved[0].detach()))
         recomputed = torch._C._current_graph_task_id() != -1
         call = _Call(layer, module, names, context, self.tag, self._staged, recomputed)
         kept = [tensor.detach() for tensor in saved]
-        return tuple(_Tap.apply(self._anchor, call, len(outputs), *outputs, *kept))  # type: ignore[no-untyped-call]
+        # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap.
+        own = [
+            output.clone()
+            if output._is_view() or any(output is other for other in (*saved, *outputs[:place]))
+            else output
+            for place, output in enumerate(outputs)
+        ]
+        return tuple(_Tap.apply(self._anchor, call, len(own), *own, *kept))  # type: ignore[no-untyped-call]
 
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
         """The value of a module's parameter, cut off from the graph."""
@@ -254,14 +286,23 @@ class Capture:
     # ---- after the backward pass -------------------------------------------------------------------------------
 
     @contextmanager
+    def observing(self) -> Iterator[Observed]:
+        """Note what every module gives and every layer is given, for the passes inside."""
+        self._observed = Observed()
+        try:
+            yield self._observed
+        finally:
+            self._observed = None
+
+    @contextmanager
     def aside(self) -> Iterator[None]:
         """Collect into a place of its own: gradients taken inside do not mix with those already recorded."""
         outer, self._records = self._records, []
-        tag, self.tag = self.tag, object()
+        tag, count, self.tag, self.count = self.tag, self.count, object(), None
         try:
             yield
         finally:
-            self._records, self.tag = outer, tag
+            self._records, self.tag, self.count = outer, tag, count
 
     def discard(self) -> None:
         """Forget what was recorded."""
@@ -334,9 +375,9 @@ class _Hooks:
     def __reduce__(self) -> Any:
         return _NoHooks, ()  # a pickled module is an ordinary one
 
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._capture.watches(module):
-            self._capture._before(module)
+            self._capture._before(module, args, kwargs)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self._capture.watches(module):
@@ -347,7 +388,7 @@ class _Hooks:
 class _NoHooks:
     """What the hooks of an unpickled module are: nothing."""
 
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Do nothing."""
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -1,0 +1,255 @@
+"""Whether a model, a loss and a loop keep examples apart. What does not is refused before anything is released.
+
+Some of it can be read off the modules (`problems`), and mended (`fix`). The rest is tried out once, on the first
+batch: examples are taken away and replaced, and nothing may change for the others.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
+
+from adadp.errors import ConfigurationError, UnsupportedModuleError
+from adadp.gradients import Capture
+from adadp.gradients.capture import Observed
+
+
+def problems(module: nn.Module) -> list[str]:
+    """What stands in the way of training `module` privately, each with the module's name and the way out."""
+    found = []
+    for name, part in module.named_modules():
+        here = f"{name or 'the model'} ({type(part).__name__})"
+        if isinstance(part, _BatchNorm):
+            found.append(
+                f"{here} normalises each example by the others of its batch, so no example's gradient is its own. "
+                "adadp.fix(model) puts GroupNorm in its place."
+            )
+        elif isinstance(part, _InstanceNorm) and part.track_running_stats:
+            found.append(
+                f"{here} keeps running statistics of the data, which leave training without noise. "
+                "adadp.fix(model) turns track_running_stats off."
+            )
+        elif isinstance(part, DataParallel | DistributedDataParallel):
+            found.append(f"{here} splits batches over devices: pass the module inside it")
+        elif type(part).__name__ == "OptimizedModule":
+            found.append(f"{here} was compiled as a whole: pass the module before torch.compile")
+        elif parametrize.is_parametrized(part):
+            found.append(
+                f"{here} computes its weights from others (torch.nn.utils.parametrize): its per-example gradients are "
+                "not known. Remove the parametrization (parametrize.remove_parametrizations)."
+            )
+        if any(is_lazy(parameter) for parameter in part.parameters(recurse=False)):
+            found.append(f"{here} has no shape yet: run the model once on a dummy input first")
+    return found
+
+
+def check_module(module: nn.Module) -> None:
+    """Raise UnsupportedModuleError naming everything in `module` that cannot be trained privately."""
+    found = problems(module)
+    if found:
+        raise UnsupportedModuleError("; ".join(found))
+
+
+def fix(module: nn.Module) -> nn.Module:
+    """A copy of the model in which cross-example layers are replaced: BatchNorm by GroupNorm of up to 32 groups.
+
+    The new layers have affine parameters where the old had; their values are fresh. Build the optimizer afterwards.
+    """
+    fixed = copy.deepcopy(module)
+    replacement = _replacement(fixed)
+    if replacement is not None:
+        return replacement
+    for part in list(fixed.modules()):
+        for name, child in list(part.named_children()):
+            new = _replacement(child)
+            if new is not None:
+                setattr(part, name, new)
+    return fixed
+
+
+def _replacement(part: nn.Module) -> nn.Module | None:
+    if isinstance(part, _BatchNorm):
+        channels = part.num_features
+        groups = max(group for group in range(1, min(32, channels) + 1) if channels % group == 0)
+        new: nn.Module = nn.GroupNorm(groups, channels, eps=part.eps, affine=part.affine)
+        if part.affine:
+            new = new.to(part.weight.device, part.weight.dtype)
+        return new.train(part.training)
+    if isinstance(part, _InstanceNorm) and part.track_running_stats:
+        plain = type(part)(part.num_features, eps=part.eps, affine=part.affine)
+        if part.affine:
+            plain = plain.to(part.weight.device, part.weight.dtype)
+            plain.load_state_dict({"weight": part.weight.detach(), "bias": part.bias.detach()})
+        return plain.train(part.training)
+    return None
+
+
+def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer must hold exactly the trainable parameters of the module, and ask for one gradient a step."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigurationError(
+            "LBFGS evaluates the loss several times a step, each of them a release: use SGD or Adam"
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    strangers = held - set(names)
+    if strangers:
+        raise ConfigurationError(
+            f"the optimizer holds {len(strangers)} parameter(s) that are not the module's: build it from "
+            "module.parameters() (after fix(module), if you used it)"
+        )
+    left_out = [names[id(p)] for p in module.parameters() if p.requires_grad and id(p) not in held]
+    if left_out:
+        raise ConfigurationError(
+            f"trainable parameters are missing from the optimizer: {', '.join(left_out[:5])}. Add them, or freeze them "
+            "with requires_grad_(False)"
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigurationError("the module has no trainable parameter")
+
+
+class IndependenceCheck:
+    """Tries out, on the first batch that a model sees, that its examples do not influence each other.
+
+    A few examples go through three times: as they are, with one of them replaced, and with one of them left out.
+    For the others, nothing may change anywhere in the model, and every layer must see one example less. Modules
+    that keep statistics of what they saw are found by their buffers.
+    """
+
+    def __init__(self, capture: Capture, batch_first: bool) -> None:
+        self._capture = capture
+        self._dimensions = (0,) if batch_first else (1, 0)
+        self._done: set[int] = set()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
+        """Check `module`, once, on a few of the `count` examples in its arguments."""
+        if id(module) in self._done or count < 3:
+            return
+        leaves, form = pytree.tree_flatten((args, kwargs))
+        batched = [self._batch_dimension(leaf, count) for leaf in leaves]
+        if all(dimension is None for dimension in batched):
+            return
+        self._done.add(id(module))
+        keep = list(range(min(count, 4)))
+
+        def run(indices: Sequence[int]) -> Observed:
+            chosen = [
+                leaf if dimension is None else leaf.index_select(dimension, torch.tensor(indices, device=leaf.device))
+                for leaf, dimension in zip(leaves, batched, strict=True)
+            ]
+            some_args, some_kwargs = pytree.tree_unflatten(chosen, form)
+            with torch.random.fork_rng(), self._capture.observing() as seen:
+                torch.manual_seed(0)  # the same dropout in each run
+                module(*some_args, **some_kwargs)
+            return seen
+
+        versions = {name: buffer._version for name, buffer in module.named_buffers()}
+        whole, replaced, fewer = run(keep), run([keep[1], *keep[1:]]), run(keep[:-1])
+        self._refuse_statistics(module, versions)
+        self._refuse_mixing(whole, replaced, len(keep))
+        self._refuse_tables(whole, fewer, len(keep))
+
+    def _batch_dimension(self, leaf: Any, count: int) -> int | None:
+        if not isinstance(leaf, Tensor):
+            return None
+        return next((d for d in self._dimensions if leaf.ndim > d and leaf.shape[d] == count), None)
+
+    def _refuse_statistics(self, module: nn.Module, versions: dict[str, int]) -> None:
+        for name, buffer in module.named_buffers():
+            if buffer._version != versions.get(name, buffer._version):
+                raise UnsupportedModuleError(
+                    f"the buffer {name} changes when the model runs: statistics of the data that leave training without "
+                    "noise. Freeze it, or replace the module that keeps it."
+                )
+
+    def _refuse_mixing(self, whole: Observed, replaced: Observed, count: int) -> None:
+        for (name, before), (_, after) in zip(whole.outputs, replaced.outputs, strict=False):
+            for one, other in zip(before, after, strict=False):
+                dimension = self._batch_dimension(one, count)
+                if dimension is None or one.shape != other.shape:
+                    continue
+                others = slice(1, None)
+                same = one.movedim(dimension, 0)[others], other.movedim(dimension, 0)[others]
+                if not torch.allclose(*same, rtol=1e-3, atol=1e-5, equal_nan=True):
+                    raise UnsupportedModuleError(
+                        f"{name} mixes examples: replacing one example of a batch changes its output for the others, so a "
+                        "bound on one example's gradient does not bound its influence. Use layers that work on each "
+                        "example alone."
+                    )
+
+    def _refuse_tables(self, whole: Observed, fewer: Observed, count: int) -> None:
+        for (name, before), (_, after) in zip(whole.inputs, fewer.inputs, strict=False):
+            dimension = self._batch_dimension(before, count)
+            if dimension is not None and (after.ndim <= dimension or after.shape[dimension] != count - 1):
+                raise UnsupportedModuleError(
+                    f"{name} is given {count} rows however many examples there are (a table of positions, for instance): "
+                    "its gradient is shared by all of them. Expand the table over the batch before the layer, or "
+                    "freeze the layer."
+                )
+
+
+def check_criterion(criterion: Callable[..., Tensor], loss_reduction: str) -> bool:
+    """Refuse a loss that mixes examples. False where it takes other arguments than were tried: it was not checked.
+
+    The gradient of an example's own output, times the number of examples for a mean, may depend neither on the
+    other examples nor on how many there are.
+    """
+    declared = getattr(criterion, "reduction", None)
+    if declared in ("mean", "sum") and declared != loss_reduction:
+        raise ConfigurationError(
+            f"the criterion's reduction is {declared!r} but loss_reduction is {loss_reduction!r}: make them agree"
+        )
+    ignored = getattr(criterion, "ignore_index", -100)
+    if declared == "mean" and ignored != -100:
+        raise ConfigurationError(
+            f"the criterion ignores label {ignored} and divides by how many labels of the whole batch are left, which "
+            "mixes examples: average within each example, then over examples"
+        )
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    labels = torch.randint(3, (4,), generator=generator)
+    candidates: list[tuple[Tensor, Tensor]] = [
+        (normal(4, 3), labels),
+        (normal(4, 3), torch.softmax(normal(4, 3), 1)),
+        (normal(4, 1), torch.rand(4, 1, generator=generator, dtype=torch.float64)),
+        (normal(4), torch.rand(4, generator=generator, dtype=torch.float64)),
+    ]
+    for outputs, targets in candidates:
+        try:
+            criterion = criterion.double() if isinstance(criterion, nn.Module) else criterion
+            reference = _output_gradients(criterion, outputs, targets, loss_reduction)
+        except Exception:
+            continue
+        replaced_outputs, replaced_targets = outputs.clone(), targets.clone()
+        replaced_outputs[0], replaced_targets[0] = outputs[1], targets[1]
+        for other in (
+            _output_gradients(criterion, replaced_outputs, replaced_targets, loss_reduction)[1:],
+            _output_gradients(criterion, outputs[1:], targets[1:], loss_reduction),
+        ):
+            if not torch.allclose(reference[1:], other, rtol=1e-6, atol=1e-9):
+                raise ConfigurationError(
+                    "the criterion mixes examples: the gradient of one example's loss changes with the others. "
+                    "Weighted means divide by the batch's weights and contrastive losses compare examples; use a loss that is a "
+                    f"plain {loss_reduction} over examples."
+                )
+        return True
+    return False
+
+
+def _output_gradients(criterion: Callable[..., Tensor], outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    leaf = outputs.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(criterion(leaf, targets).sum(), leaf)
+    return gradient * (len(outputs) if reduction == "mean" else 1)
