@@ -65,6 +65,11 @@ def test_second_moments_reach_their_bound():
     assert moves(second_moments, np.array([[0.0, 7.0, 0.0]])) == pytest.approx([1.0])
 
 
+def test_rounding_makes_no_row_longer_than_one():
+    rows = np.random.default_rng(0).normal(size=(5_000, 300))
+    assert (np.square(unit_rows(rows)).sum(axis=1) <= 1.0).all()
+
+
 def test_rows_without_a_direction_contribute_nothing():
     rows = np.array([[0.0, 0.0], [math.nan, 1.0], [1.0, math.inf]])
     assert not unit_rows(rows).any()

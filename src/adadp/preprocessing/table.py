@@ -130,7 +130,7 @@ def as_columns(table: Any) -> dict[str, Column]:
         columns = getattr(table, "columns", None)
         if columns is None:
             raise ConfigurationError(
-                "a table is a mapping from column names to arrays; see adadp.data.read_table"
+                "a table is a mapping from column names to arrays; see adadp.data.read"
             )
         source = columns if isinstance(columns, Mapping) else {name: table[name] for name in columns}
     result = {str(name): np.asarray(values) for name, values in source.items()}

@@ -1,0 +1,24 @@
+"""Data sets by name and users' own data, scaled by public constants and never by statistics of the data."""
+
+from adadp.data.dataset import Dataset
+from adadp.data.errors import CorruptDataError, DataError, DataNotFoundError, MissingExtraError
+from adadp.data.folders import cache_folder
+from adadp.data.own import HELD_OUT_NOTE, HeldOut, read, read_held_out
+from adadp.data.standard import NAMES, load
+from adadp.data.table import Table
+
+__all__ = [
+    "HELD_OUT_NOTE",
+    "NAMES",
+    "CorruptDataError",
+    "DataError",
+    "DataNotFoundError",
+    "Dataset",
+    "HeldOut",
+    "MissingExtraError",
+    "Table",
+    "cache_folder",
+    "load",
+    "read",
+    "read_held_out",
+]

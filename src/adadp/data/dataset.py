@@ -1,0 +1,44 @@
+"""Images and labels as tensors, with what is public about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images with class labels.
+
+    images : uint8, shape (n, channels, height, width).
+    labels : int64, shape (n,), 0..len(classes)-1.
+    maximum : the largest value a pixel can have in this format (255; 16 for digits): public, never measured.
+    public : what counts as public about it, in sentences for the reader of a guarantee.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    maximum: int = 255
+    public: tuple[str, ...] = field(default=("the class names and the size of the images",))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one image: (channels, height, width)."""
+        return tuple(self.images.shape[1:])
+
+    def inputs(self) -> Tensor:
+        """Images as float32 in [0, 1], (n, channels, height, width): divided by `maximum`, a constant."""
+        return self.images.to(torch.float32) / self.maximum
+
+    def subset(self, index: Tensor) -> Dataset:
+        """Return the examples at `index` (a boolean mask or positions, shape (m,))."""
+        return Dataset(
+            self.name, self.images[index], self.labels[index], self.classes, self.maximum, self.public
+        )

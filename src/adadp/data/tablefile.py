@@ -1,0 +1,146 @@
+"""Columns from .csv, .parquet and .npz files."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adadp.data.errors import CorruptDataError, DataError
+from adadp.data.extras import require
+
+Column = np.ndarray[Any, np.dtype[Any]]
+
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+
+
+def read_columns(path: Path, text: Collection[str] = ()) -> dict[str, Column]:
+    """Read name -> array from a file, by its suffix. Columns named in `text` are text whatever they hold.
+
+    A column of a .csv is numeric if all of its cells are numbers or missing, and text if none is a number;
+    anything between is refused, since one mistyped cell would otherwise change what a column means.
+    """
+    readers: dict[str, Callable[[Path, Collection[str]], dict[str, Column]]] = {
+        ".csv": _csv,
+        ".parquet": _parquet,
+        ".npz": _npz,
+    }
+    if path.suffix.lower() not in readers:
+        raise DataError(
+            f"{path}: a data file ends in {', '.join(readers)}; or give a folder of images by class"
+        )
+    columns = readers[path.suffix.lower()](path, text)
+    unknown = [name for name in text if name not in columns]
+    if unknown:
+        raise DataError(f"{path} has no column {unknown[0]!r}; it has {', '.join(columns)}")
+    return columns
+
+
+def _csv(path: Path, text: Collection[str]) -> dict[str, Column]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            delimiter = max(",;\t", key=first.count)
+            file.seek(0)
+            rows = list(csv.reader(file, delimiter=delimiter))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CorruptDataError(
+            f"{path} is not a text file in UTF-8 with comma-separated values ({error})"
+        ) from error
+    rows = [row for row in rows if row]
+    if len(rows) < 2:
+        raise DataError(f"{path} has no rows: the first line must name the columns")
+    names = [name.strip() for name in rows[0]]
+    if len(set(names)) != len(names):
+        raise DataError(f"{path} names a column twice: {', '.join(n for n in names if names.count(n) > 1)}")
+    for number, row in enumerate(rows[1:], start=1):
+        if len(row) != len(names):
+            raise CorruptDataError(f"{path}: row {number} has {len(row)} cells, not {len(names)}")
+    cells = zip(*rows[1:], strict=True)
+    return {
+        name: _cells(path, name, [cell.strip() for cell in column], name in text)
+        for name, column in zip(names, cells, strict=True)
+    }
+
+
+def _cells(path: Path, name: str, cells: list[str], as_text: bool) -> Column:
+    if as_text:
+        return np.array(cells, dtype=object)
+    numbers = [_number(cell) for cell in cells]
+    strangers = [row for row, number in enumerate(numbers) if number is None]
+    if not strangers:
+        return np.array(numbers, dtype=np.float64)
+    if len(strangers) == sum(cell.lower() not in _MISSING for cell in cells):
+        return np.array(cells, dtype=object)
+    raise DataError(
+        f"{path}: column {name!r} mixes numbers and text (row {strangers[0] + 1} is not a number). Correct "
+        f"it, or declare "
+        "the column as text"
+    )
+
+
+def _number(cell: str) -> float | None:
+    if cell.lower() in _MISSING:
+        return float("nan")
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
+    parquet = require("pyarrow.parquet", "pyarrow", "reading parquet files")
+    types = require("pyarrow.types", "pyarrow", "reading parquet files")
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        raise CorruptDataError(f"{path} is damaged or is not a parquet file ({error})") from error
+    columns: dict[str, Column] = {}
+    for name in table.column_names:
+        kind, values = table[name].type, table[name]
+        if types.is_dictionary(kind):
+            kind, values = kind.value_type, values.cast(kind.value_type)
+        if types.is_string(kind) or types.is_large_string(kind) or name in text:
+            columns[name] = np.array(["" if v is None else str(v) for v in values.to_pylist()], dtype=object)
+        elif types.is_boolean(kind) and values.null_count == 0:
+            columns[name] = np.array(values.to_pylist(), dtype=np.bool_)
+        elif types.is_temporal(kind):
+            raise DataError(f"{path}: column {name!r} is a time ({kind}); make it a number first")
+        elif (
+            types.is_integer(kind)
+            or types.is_floating(kind)
+            or types.is_boolean(kind)
+            or types.is_decimal(kind)
+        ):
+            cells = [np.nan if v is None else float(v) for v in values.to_pylist()]
+            columns[name] = np.array(cells, dtype=np.float64)
+        else:
+            raise DataError(
+                f"{path}: column {name!r} has type {kind}; numbers, booleans and text can be used"
+            )
+    return columns
+
+
+def _npz(path: Path, text: Collection[str]) -> dict[str, Column]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays: dict[str, Column] = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CorruptDataError(
+            f"{path} is damaged, or holds Python objects, which are not read ({error})"
+        ) from error
+    for name, array in arrays.items():
+        if array.dtype.kind in "US":
+            arrays[name] = array.astype(str).astype(object)
+        elif array.dtype.kind not in "fiub":
+            raise DataError(
+                f"{path}: array {name!r} has type {array.dtype}; numbers, booleans and text can be used"
+            )
+        elif name in text:
+            arrays[name] = array.astype(str).astype(object)
+    return arrays
