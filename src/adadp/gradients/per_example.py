@@ -113,6 +113,10 @@ class PerExample(ABC):
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
         """Gradients L g R of a parameter seen as a matrix (first dimension by the rest)."""
 
+    def joined(self, others: Sequence[PerExample]) -> PerExample | None:
+        """The sum of this and other forms without making them dense, where that is known."""
+        return None
+
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Dense gradients, a bounded number of examples at a time."""
         each = max(1, math.prod(self.shape)) * 4
@@ -126,7 +130,7 @@ class PerExample(ABC):
         total = torch.zeros(self.shape, dtype=bound.dtype, device=bound.device)
         for examples, gradients in self.chunks():
             gradients = drop(gradients, keep[examples])
-            total += torch.clamp(gradients * scale, -bound, bound).sum(0)
+            total += torch.clamp(gradients * scale, -bound, bound).nan_to_num_(nan=0.0).sum(0)
         return total
 
     def finite(self) -> Tensor:
@@ -255,11 +259,13 @@ class Products(PerExample):
         self.rows = self.outputs.shape[2]
         self.shape = torch.Size((self.rows, self.columns) if shape is None else shape)
 
-    @classmethod
-    def concatenated(cls, parts: Sequence[Products]) -> Products:
+    def joined(self, others: Sequence[PerExample]) -> PerExample | None:
         """Several calls of one layer: their tokens side by side give exactly the sum of their gradients."""
+        parts = [self, *(part for part in others if isinstance(part, Products))]
+        if len(parts) <= len(others):
+            return None
         inputs = torch.cat([part.inputs for part in parts], 1)
-        return cls(inputs, torch.cat([part.outputs for part in parts], 1), parts[0].shape)
+        return Products(inputs, torch.cat([part.outputs for part in parts], 1), self.shape)
 
     @cached_property
     def _way(self) -> str:
@@ -368,7 +374,7 @@ class Products(PerExample):
         block = min(max(block, 1), max(1, DENSE_BYTES // max(1, 4 * self.rows * self.columns)))
         for start in range(0, self.count, block):
             product = outputs[start : start + block, :, None] * inputs[start : start + block, None, :]
-            total += torch.clamp(product, low, limit, out=product).sum(0)
+            total += torch.clamp(product, low, limit, out=product).nan_to_num_(nan=0.0).sum(0)
         return total.view(self.shape)
 
 
@@ -412,8 +418,9 @@ def merged(parts: Sequence[PerExample]) -> PerExample:
     """One form for all that a parameter received in a step."""
     if len(parts) == 1:
         return parts[0]
-    if all(type(part) is Products for part in parts):
-        return Products.concatenated([part for part in parts if isinstance(part, Products)])
+    joined = parts[0].joined(parts[1:])
+    if joined is not None:
+        return joined
 
     def total(examples: slice) -> Tensor:
         return sum_tensors(part.dense(examples) for part in parts)

@@ -1,0 +1,191 @@
+"""nn.Embedding and nn.EmbeddingBag: gradients that touch few rows of a large table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from adadp.errors import UnsupportedModuleError
+from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
+from adadp.gradients.linear import tokens
+from adadp.gradients.per_example import PerExample, accumulation_dtype, drop, squares, stored_or_recomputed
+
+if TYPE_CHECKING:
+    from adadp.shape import Factor
+
+
+class Rows(PerExample):
+    """Gradients of a table [vocabulary, d], zero but for the rows that an example looked up.
+
+    `ids` [n, T] are distinct within an example wherever `rows` [n, T, d] is not zero (see `summed`), so the norm of
+    the rows is the norm of the gradient and what is added to a sum is what was measured.
+    """
+
+    def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> None:
+        self.ids, self.rows, self.shape = ids, rows, torch.Size(shape)
+        self.count = len(ids)
+
+    @classmethod
+    def summed(cls, ids: Tensor, outputs: Tensor, shape: Sequence[int]) -> Rows:
+        """From the output gradient at every place; those of a repeated id are added before any norm."""
+        outputs = outputs.to(accumulation_dtype(outputs.dtype))
+        if ids.shape[1] == 1:
+            return cls(ids, outputs, shape)
+        sorted_ids, order = ids.sort(dim=1, stable=True)
+        new = torch.ones_like(sorted_ids)
+        new[:, 1:] = sorted_ids[:, 1:] != sorted_ids[:, :-1]
+        segment = new.cumsum(1) - 1  # which distinct id of its example a place holds
+        distinct = torch.zeros_like(ids).scatter_(1, segment, sorted_ids)
+        places = torch.empty_like(segment).scatter_(1, order, segment)
+        first = torch.arange(len(ids), device=ids.device).unsqueeze(1) * ids.shape[1]
+        flat = torch.zeros_like(outputs).flatten(0, 1)
+        flat.index_add_(0, (first + places).flatten(), outputs.flatten(0, 1))
+        return cls(distinct, flat.view(outputs.shape), shape)
+
+    def joined(self, others: Sequence[PerExample]) -> Rows | None:
+        """Several look-ups in one table: one look-up of all their ids."""
+        parts = [self, *(part for part in others if isinstance(part, Rows))]
+        if len(parts) <= len(others):
+            return None
+        rows = torch.cat([part.rows for part in parts], 1)
+        return Rows.summed(torch.cat([part.ids for part in parts], 1), rows, self.shape)
+
+    def squared_norms(self) -> Tensor:
+        return squares(self.rows)
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        return self._added(drop(self.rows, keep) * weights.to(self.rows.dtype).view(-1, 1, 1))
+
+    def _added(self, rows: Tensor) -> Tensor:
+        """The table that receives all these rows, [vocabulary, ...]."""
+        table = rows.new_zeros(self.shape[0], *rows.shape[2:])
+        return table.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+
+    def dense(self, examples: slice) -> Tensor:
+        ids, rows = self.ids[examples], self.rows[examples]
+        gradients = rows.new_zeros(len(ids), *self.shape)
+        return gradients.scatter_add_(1, ids.unsqueeze(2).expand_as(rows), rows)
+
+    def scaled(self, scale: Tensor) -> Rows:
+        return Rows(self.ids, self.rows * scale.to(self.rows.dtype)[self.ids], self.shape)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        turned = Rows(self.ids, right.apply(self.rows), self.shape)
+
+        def make(examples: slice) -> Tensor:  # a factor over the vocabulary mixes its rows: nothing sparse is left
+            return left.apply(turned.dense(examples).mT).mT
+
+        return stored_or_recomputed(make, self.count, self.shape)
+
+    def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor) -> Tensor:
+        limit = bound[self.ids]
+        return self._added(torch.clamp(drop(self.rows, keep) * scale, -limit, limit).nan_to_num_(nan=0.0))
+
+    def finite(self) -> Tensor:
+        return self.rows.flatten(1).isfinite().all(1)
+
+    def square_sum(self, keep: Tensor) -> Tensor:
+        return self._added(drop(self.rows, keep).square())
+
+    def column_moments(self, keep: Tensor) -> Tensor:
+        rows = drop(self.rows, keep).flatten(0, 1)
+        return rows.T @ rows
+
+    def row_energy(self, keep: Tensor) -> Tensor:
+        return self._added(drop(self.rows, keep).square().sum(2))
+
+    def column_energy(self, keep: Tensor) -> Tensor:
+        return drop(self.rows, keep).square().sum((0, 1))
+
+
+def _refuse_options(module: nn.Module, name: str) -> None:
+    """Refuse what touches weights or examples outside the private step."""
+    if module.max_norm is not None:
+        raise UnsupportedModuleError(
+            f"{name}: max_norm rescales the rows that a batch looks up, in place and without noise: which rows were "
+            "looked up could be read off the weights. Use max_norm=None."
+        )
+    if module.scale_grad_by_freq:
+        raise UnsupportedModuleError(
+            f"{name}: scale_grad_by_freq divides an example's gradient by how often others of its batch use the same "
+            "id. Use scale_grad_by_freq=False."
+        )
+
+
+def _without_padding(module: nn.Embedding | nn.EmbeddingBag, ids: Tensor, outputs: Tensor) -> Tensor:
+    if module.padding_idx is None:
+        return outputs
+    return outputs.masked_fill(ids.eq(module.padding_idx).unsqueeze(-1), 0)
+
+
+@supports(nn.Embedding)
+class Embedding(Layer):
+    """One row of the table for each id."""
+
+    def check(self, module: nn.Module, name: str) -> None:
+        _refuse_options(module, name)
+
+    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        ids = args[0] if args else kwargs["input"]
+        if ids.ndim < 1:
+            raise no_batch(taps, module, ids, "[n] or [n, ...]")
+        return taps.tap(self, module, [output], [ids], taps.batch_first)[0]
+
+    def per_example(
+        self,
+        module: nn.Module,
+        context: Any,
+        saved: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        wanted: Collection[str],
+    ) -> Mapping[str, PerExample]:
+        ids = batch_first(saved[0], context, 2).long()
+        outputs = batch_first(gradients[0], context, 3)
+        ids, outputs = tokens(ids.unsqueeze(-1)).squeeze(-1), tokens(outputs)
+        assert isinstance(module, nn.Embedding)
+        return {"weight": Rows.summed(ids, _without_padding(module, ids, outputs), module.weight.shape)}
+
+
+@supports(nn.EmbeddingBag)
+class EmbeddingBag(Layer):
+    """The sum or mean of the rows of a bag, each bag one example."""
+
+    def check(self, module: nn.Module, name: str) -> None:
+        _refuse_options(module, name)
+        if module.mode == "max":
+            raise UnsupportedModuleError(
+                f"{name}: per-example gradients of mode='max' are not known. Use 'mean' or 'sum'."
+            )
+
+    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        given = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
+        ids, factors = given["input"], given.get("per_sample_weights")
+        if ids.ndim != 2:
+            raise UnsupportedModuleError(
+                f"{taps.module_name(module)}: bags given by offsets are not supported. Pad them to one length, with "
+                "padding_idx=, and pass ids of shape [n, length]."
+            )
+        return taps.tap(self, module, [output], [ids] if factors is None else [ids, factors])[0]
+
+    def per_example(
+        self,
+        module: nn.Module,
+        context: Any,
+        saved: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        wanted: Collection[str],
+    ) -> Mapping[str, PerExample]:
+        assert isinstance(module, nn.EmbeddingBag)
+        ids, outputs = saved[0].long(), gradients[0]
+        each = outputs.unsqueeze(1).expand(-1, ids.shape[1], -1)
+        if len(saved) > 1:
+            each = each * saved[1].unsqueeze(2)
+        if module.mode == "mean":
+            size = torch.full_like(ids[:, 0], ids.shape[1])
+            if module.padding_idx is not None:
+                size = (ids != module.padding_idx).sum(1)
+            each = each / size.clamp_min(1).view(-1, 1, 1)
+        return {"weight": Rows.summed(ids, _without_padding(module, ids, each), module.weight.shape)}
