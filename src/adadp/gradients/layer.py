@@ -26,6 +26,9 @@ class Taps(Protocol):
     ) -> tuple[Tensor, ...]:
         """Keep `saved` and `context` until the gradients of `outputs` arrive; returns the outputs to use instead."""
 
+    def watches(self, module: nn.Module) -> bool:
+        """Whether a call of `module` is to be seen now."""
+
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
         """The value of a module's parameter, cut off from the graph."""
 

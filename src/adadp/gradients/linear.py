@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -48,29 +47,49 @@ class Linear(Layer):
 
 
 @dataclass(frozen=True)
-class _Projection:
-    """Which parameters a product used, and which rows of them."""
+class _Part:
+    """Some rows of a parameter that a product used."""
 
-    weight: str
-    bias: str | None
+    name: str
     rows: slice
     height: int
 
+    def whole(self, gradients: Tensor) -> Tensor:
+        """[..., rows used] with zeros for the rows that were not."""
+        if gradients.shape[-1] == self.height:
+            return gradients
+        whole = gradients.new_zeros(*gradients.shape[:-1], self.height)
+        whole[..., self.rows] = gradients
+        return whole
+
 
 class Projection(Layer):
-    """A matrix product inside a larger layer (attention, recurrence), batch first."""
+    """Matrix products inside a larger layer (attention, recurrence), batch first."""
 
     def linear(
-        self, taps: Taps, module: nn.Module, inputs: Tensor, weight: str, bias: str | None, rows: slice = slice(None)
+        self,
+        taps: Taps,
+        module: nn.Module,
+        inputs: Tensor,
+        weight: str,
+        bias: str | None,
+        rows: slice = slice(None),
+        bias_rows: slice | None = None,
     ) -> Tensor:
-        """`inputs @ W[rows]^T + b[rows]` with the module's parameters of those names, tapped."""
+        """`inputs @ W[rows]^T + b[bias_rows]` with the module's parameters of those names, tapped.
+
+        A bias that the module does not have adds nothing; `bias_rows` are the weight's where not given.
+        """
         matrix = taps.alias(module, weight)
         offset = None if bias is None else taps.alias(module, bias)
         if matrix is None:
             raise KeyError(weight)
-        output = F.linear(inputs, matrix[rows], None if offset is None else offset[rows])
-        context = _Projection(weight, bias if offset is not None else None, rows, matrix.shape[0])
-        return taps.tap(self, module, [output], [inputs], context)[0]
+        parts: list[_Part | None] = [_Part(weight, rows, len(matrix)), None]
+        if bias is not None and offset is not None:
+            bias_rows = rows if bias_rows is None else bias_rows
+            parts[1] = _Part(bias, bias_rows, len(offset))
+            offset = offset[bias_rows]
+        return taps.tap(self, module, [F.linear(inputs, matrix[rows], offset)], [inputs], parts)[0]
 
     def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return output  # the products inside were tapped one by one
@@ -83,14 +102,11 @@ class Projection(Layer):
         gradients: Sequence[Tensor],
         wanted: Collection[str],
     ) -> Mapping[str, PerExample]:
+        weight, bias = context
         inputs, outputs = tokens(saved[0]), tokens(gradients[0])
-        if outputs.shape[2] != context.height:  # some rows only: the others' gradient is zero
-            whole = torch.zeros(*outputs.shape[:2], context.height, dtype=outputs.dtype, device=outputs.device)
-            whole[..., context.rows] = outputs
-            outputs = whole
         forms: dict[str, PerExample] = {}
-        if context.weight in wanted:
-            forms[context.weight] = Products(inputs, outputs)
-        if context.bias in wanted:
-            forms[context.bias] = Dense(outputs.sum(1))
+        if weight.name in wanted:
+            forms[weight.name] = Products(inputs, weight.whole(outputs))
+        if bias is not None and bias.name in wanted:
+            forms[bias.name] = Dense(bias.whole(outputs.sum(1)))
         return forms
