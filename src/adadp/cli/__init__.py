@@ -1,0 +1,25 @@
+"""The command `adadp`. A command is one file here and one line below.
+
+Bad input ends with exit code 2 and one line on stderr, never with a traceback. Modules of commands import
+what they need when they run, so that `adadp --help` is quick.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from adadp.cli import account, calibrate, ledger
+from adadp.cli.errors import OneLineGroup
+
+app = typer.Typer(
+    cls=OneLineGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train with differential privacy, and know what it cost.",
+)
+app.command("account")(account.account)
+app.command("calibrate")(calibrate.calibrate)
+app.add_typer(ledger.app, name="ledger")
+
+__all__ = ["app"]

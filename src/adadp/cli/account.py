@@ -1,0 +1,86 @@
+"""`adadp account`: what a training run costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adadp.cli import pipeline as options
+from adadp.cli.errors import warn
+from adadp.cli.output import print_list, print_table
+from adadp.errors import AccountingError, ConfigurationError
+
+
+def account(
+    examples: options.Examples,
+    lot: options.Lot,
+    noise_multiplier: options.NoiseMultiplier,
+    steps: options.Steps,
+    delta: Annotated[float | None, typer.Option(help="Give delta to get epsilon.", show_default=False)] =
+    None, epsilon: Annotated[
+        float | None, typer.Option(help="Or give epsilon to get delta.", show_default=False)
+    ] = None,
+    accountant: options.AccountantOption = None,
+    sampling: options.SamplingOption = options.Sampling.POISSON,
+    gaussian: options.GaussianOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the privacy profile into this file.", show_default=False)
+    ] = None,
+    json_output: options.JsonOption = False,
+) -> None:
+    """Epsilon for a delta, or delta for an epsilon."""
+    from adadp.accounting.accountants import get_accountant
+    from adadp.accounting.curves import gdp_mu
+    from adadp.accounting.guarantee import describe, round_up
+
+    if (delta is None) == (epsilon is None):
+        raise ConfigurationError("give either --delta (to get epsilon) or --epsilon (to get delta)")
+    options.require_noise("--noise-multiplier", noise_multiplier)
+    run = options.pipeline(examples, lot, steps, sampling, gaussian)
+    composition = run.composition(noise_multiplier)
+    chosen = get_accountant(accountant or run.default_accountant())
+    if delta is not None:
+        spent = chosen.epsilon(composition, delta, run.neighbours)
+    else:
+        assert epsilon is not None
+        spent = chosen.delta(composition, epsilon, run.neighbours)
+    if not math.isfinite(spent.epsilon):
+        raise AccountingError(f"no finite epsilon was found at delta {spent.delta:g}")
+    warnings = options.warn_about_delta(spent.delta, examples)
+    assumptions = (*run.assumptions(), *spent.notes)
+    if plot is not None:
+        from adadp.cli.plot import draw_profile
+
+        draw_profile(plot, composition, spent, chosen.name, run.neighbours)
+    for warning in warnings:
+        warn(warning)
+    if json_output:
+        values: dict[str, object] = {
+            "epsilon": spent.epsilon,
+            "delta": spent.delta,
+            "accountant": spent.accountant,
+            "assumptions": list(assumptions),
+            "neighbours": str(run.neighbours),
+        }
+        if spent.order is not None:
+            values["order"] = int(spent.order) if spent.order.is_integer() else spent.order
+        if warnings:
+            values["warnings"] = list(warnings)
+        typer.echo(json.dumps(values, indent=2))
+        return
+    rows = [("epsilon", round_up(spent.epsilon)), ("delta", round_up(spent.delta))]
+    order = "" if spent.order is None else f", order {spent.order:g}"
+    rows.append(("accountant", f"{spent.accountant}{order}"))
+    rows.append(("neighbours", str(run.neighbours)))
+    rows += [("released", describe(event, count)) for event, count in composition if count]
+    if 0 < spent.delta < 1:
+        mu = round_up(gdp_mu(spent.epsilon, spent.delta), 3)
+        rows.append(("as hard to tell as", f"N(0, 1) from N({mu}, 1)"))
+    print_table("Privacy spent", rows)
+    print_list("This rests on", assumptions)
+    if plot is not None:
+        typer.echo(f"\nThe privacy profile is in {plot}.")

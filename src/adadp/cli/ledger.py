@@ -1,0 +1,138 @@
+"""`adadp ledger show|add|check`: what a dataset has been asked so far."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adadp.cli import pipeline as options
+from adadp.cli.output import print_list, print_table
+from adadp.errors import ConfigurationError, LedgerError
+
+if TYPE_CHECKING:
+    from adadp.accounting.ledger import Ledger
+
+app = typer.Typer(no_args_is_help=True, help="What was released on a dataset, over all runs.")
+
+PathArgument = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]
+DatasetOption = Annotated[
+    str | None, typer.Option(help="The dataset it has to belong to.", show_default=False)
+]
+DeltaOption = Annotated[float, typer.Option(help="The delta at which everything is composed.")]
+
+
+def _open(path: Path, dataset: str | None) -> Ledger:
+    from adadp.accounting.ledger import Ledger
+
+    ledger = Ledger(path, dataset=dataset, neighbours=None)
+    if ledger.dataset is None or not path.exists():
+        raise LedgerError(f"there is no ledger at {path}")
+    return ledger
+
+
+@app.command()
+def show(
+    path: PathArgument,
+    delta: DeltaOption = 1e-5,
+    accountant: options.AccountantOption = None,
+    json_output: options.JsonOption = False,
+) -> None:
+    """Every run, and the guarantee of all of them together."""
+    from adadp.accounting.events import event_to_json
+    from adadp.accounting.guarantee import describe
+
+    ledger = _open(path, None)
+    guarantee = ledger.guarantee(delta, accountant=accountant.value if accountant else None)
+    if json_output:
+        runs = [
+            {
+                "run": run.id,
+                "plan": run.plan,
+                "closed": run.closed,
+                "resumes": run.resumes,
+                "charged": [[event_to_json(event), count] for event, count in run.reserved.items() if count],
+            }
+            for run in ledger.runs
+        ]
+        values = {"dataset": ledger.dataset, **guarantee.to_dict(), "runs": runs}
+        typer.echo(json.dumps(values, indent=2))
+        return
+    rows = [("dataset", str(ledger.dataset))]
+    for run in ledger.runs:
+        charged = "; ".join(describe(event, count) for event, count in run.reserved.items() if count)
+        state = "" if run.closed else " (not closed: charged for all that it reserved)"
+        rows.append((run.id, (charged or "nothing") + state))
+    print_table(f"Ledger {path}", rows)
+    print_list("All runs together", [str(guarantee)])
+
+
+@app.command()
+def add(
+    path: PathArgument,
+    dataset: DatasetOption = None,
+    examples: Annotated[int | None, typer.Option(help="Size N of the dataset.", show_default=False)] = None,
+    lot: Annotated[int | None, typer.Option(help="Expected size L of a lot.", show_default=False)] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Number T of steps.", show_default=False)] = None,
+    sampling: options.SamplingOption = options.Sampling.POISSON,
+    gaussian: options.GaussianOption = None,
+    note: Annotated[str, typer.Option(help="What this was.")] = "",
+) -> None:
+    """Charge a run that was made elsewhere. A new ledger needs --dataset."""
+    from adadp.accounting.events import Gaussian, Neighbours
+    from adadp.accounting.ledger import Ledger
+
+    training = (examples, lot, noise_multiplier, steps)
+    if any(value is not None for value in training):
+        if examples is None or lot is None or noise_multiplier is None or steps is None:
+            raise ConfigurationError("steps are --examples, --lot, --noise-multiplier and --steps together")
+        options.require_noise("--noise-multiplier", noise_multiplier)
+        run = options.pipeline(examples, lot, steps, sampling, gaussian)
+        composition, relation = run.composition(noise_multiplier), run.neighbours
+    else:
+        for sigma in gaussian or ():
+            options.require_noise("--gaussian", sigma)
+        composition = [(Gaussian(sigma), 1) for sigma in gaussian or ()]
+        relation = Neighbours.REPLACE_ONE if sampling is options.Sampling.FIXED else Neighbours.ADD_REMOVE
+    if not any(count for _, count in composition):
+        raise ConfigurationError("nothing to add: give a run's steps or a --gaussian")
+    ledger = Ledger(path, dataset=dataset, neighbours=None)
+    # A ledger of the other relation refuses the steps; Gaussian releases alone fit either.
+    if any(value is not None for value in training) or ledger.neighbours is None:
+        ledger = Ledger(path, dataset=dataset, neighbours=relation)
+    with ledger.start({"added": note or "by hand"}) as charged:
+        for event, count in composition:
+            if count:
+                charged.charge(event, count)
+    typer.echo(f"{charged.id} was added to {path}.")
+
+
+@app.command()
+def check(
+    path: PathArgument,
+    dataset: DatasetOption = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The budget that must not be exceeded.", show_default=False)
+    ] = None,
+    delta: DeltaOption = 1e-5,
+    accountant: options.AccountantOption = None,
+    json_output: options.JsonOption = False,
+) -> None:
+    """Verify the ledger; with --epsilon also that it keeps to a budget (exit code 1 if not)."""
+    ledger = _open(path, dataset)
+    values: dict[str, object] = {"intact": True, "dataset": ledger.dataset, "runs": len(ledger.runs)}
+    lines = [f"{path} is intact: dataset {ledger.dataset!r}, {len(ledger.runs)} runs."]
+    within = True
+    if epsilon is not None:
+        guarantee = ledger.guarantee(delta, accountant=accountant.value if accountant else None)
+        within = guarantee.epsilon is not None and guarantee.epsilon <= epsilon
+        values.update(epsilon=guarantee.epsilon, delta=delta, budget=epsilon, within_budget=within)
+        lines.append(f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g}. {guarantee}")
+    typer.echo(json.dumps(values, indent=2) if json_output else "\n".join(lines))
+    if not within:
+        raise typer.Exit(1)

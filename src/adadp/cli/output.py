@@ -1,0 +1,37 @@
+"""Tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Two columns: what, and its value."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        title=escape(title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(escape(name), escape(value))
+    Console(soft_wrap=False, highlight=False).print(table)
+
+
+def print_list(title: str, items: Sequence[str]) -> None:
+    """A heading and its items; nothing where there are none."""
+    if not items:
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"\n[bold]{escape(title)}[/bold]")
+    grid = Table.grid(padding=(0, 1))
+    for item in items:
+        grid.add_row("-", escape(item))
+    console.print(grid)

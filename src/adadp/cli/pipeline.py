@@ -1,0 +1,145 @@
+"""What `account`, `calibrate` and `ledger add` share: a training run as numbers on a command line."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian
+from adadp.errors import ConfigurationError
+
+_MOST_EXAMPLES, _MOST_STEPS = 10**12, 10**9
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
+
+
+class Sampling(enum.StrEnum):
+    """How lots are drawn."""
+
+    POISSON = "poisson"
+    FIXED = "fixed"
+
+
+class AccountantName(enum.StrEnum):
+    """The accountants."""
+
+    PLD = "pld"
+    RDP = "rdp"
+    THEOREM1 = "theorem1"
+
+
+Examples = Annotated[int, typer.Option(help="Size N of the dataset.", show_default=False)]
+Lot = Annotated[int, typer.Option(help="Expected size L of a lot; the rate is L / N.", show_default=False)]
+Steps = Annotated[int, typer.Option(help="Number T of steps.", show_default=False)]
+NoiseMultiplier = Annotated[
+    float, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)
+]
+SamplingOption = Annotated[
+    Sampling, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")
+]
+AccountantOption = Annotated[
+    AccountantName | None,
+    typer.Option(help="Default: pld, or rdp where lots have a fixed size.", show_default=False),
+]
+GaussianOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--gaussian",
+        help="One more Gaussian release on all examples (DP-PCA), of this noise multiplier. Repeatable.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Training lots and the Gaussian releases beside them."""
+
+    examples: int
+    lot: int
+    steps: int
+    sampling: Sampling
+    gaussian: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.examples <= _MOST_EXAMPLES:
+            raise ConfigurationError(f"--examples must be in 1..{_MOST_EXAMPLES:,}, not {self.examples:,}")
+        if not 1 <= self.lot <= self.examples:
+            raise ConfigurationError(
+                f"--lot must be in 1..{self.examples:,} (--examples), not {self.lot:,}: the sampling rate "
+                "cannot exceed 1"
+            )
+        if not 0 <= self.steps <= _MOST_STEPS:
+            raise ConfigurationError(f"--steps must be in 0..{_MOST_STEPS:,}, not {self.steps:,}")
+        for sigma in self.gaussian:
+            require_noise("--gaussian", sigma)
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """The relation for which this sampling has a proof."""
+        return Neighbours.ADD_REMOVE if self.sampling is Sampling.POISSON else Neighbours.REPLACE_ONE
+
+    def default_accountant(self) -> str:
+        """`pld` wherever it covers the sampling."""
+        whole = self.lot == self.examples
+        return "pld" if self.sampling is Sampling.POISSON or whole else "rdp"
+
+    def step(self, noise_multiplier: float) -> Event:
+        """One training step."""
+        if self.sampling is Sampling.POISSON:
+            return PoissonGaussian(noise_multiplier, self.lot / self.examples)
+        return FixedSizeGaussian(noise_multiplier, self.examples, self.lot)
+
+    def composition(self, noise_multiplier: float) -> list[tuple[Event, int]]:
+        """Everything released."""
+        others: list[tuple[Event, int]] = [(Gaussian(sigma), 1) for sigma in self.gaussian]
+        return [(self.step(noise_multiplier), self.steps), *others]
+
+    def assumptions(self) -> tuple[str, ...]:
+        """What the number rests on, in words."""
+        from adadp.accounting.guarantee import FIXED_BEFOREHAND
+
+        if self.sampling is Sampling.POISSON:
+            drawn = (
+                f"each example is in each lot independently with probability {self.lot / self.examples:g}; "
+                "neighbouring datasets differ by adding or removing one example"
+            )
+        else:
+            drawn = (
+                f"each lot is {self.lot:,} of {self.examples:,} examples drawn without replacement; "
+                "neighbouring datasets differ by replacing one example, and the noise multiplier is over one "
+                "example's bound"
+            )
+        return (
+            drawn,
+            "the noise and the lots come from secure randomness that stays secret",
+            "the size of the dataset is public",
+            FIXED_BEFOREHAND,
+        )
+
+
+def require_noise(name: str, sigma: float) -> None:
+    """Refuse noise that is absent, not a number or absurd."""
+    if not (math.isfinite(sigma) and _LEAST_NOISE <= sigma <= _MOST_NOISE):
+        limits = f"{_LEAST_NOISE:g}..{_MOST_NOISE:g}"
+        raise ConfigurationError(f"{name} must be a number in {limits}, not {sigma:g}")
+
+
+def warn_about_delta(delta: float, examples: int) -> tuple[str, ...]:
+    """A warning where delta allows to publish an example outright."""
+    if delta < 1 / examples:
+        return ()
+    return (
+        f"delta {delta:g} is 1/N or more (N = {examples:,}): publishing one random example would satisfy it",
+    )
+
+
+def pipeline(
+    examples: int, lot: int, steps: int, sampling: Sampling, gaussian: Sequence[float] | None
+) -> Pipeline:
+    """The options as one value, checked."""
+    return Pipeline(examples, lot, steps, sampling, tuple(gaussian or ()))
