@@ -15,11 +15,11 @@ CONTENT = bytes(range(256)) * 4_000
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT; the path says how: /good, /norange, /short (cuts off), /bad (one byte wrong), /endless."""
+    """Serves CONTENT; the path says how: /good, /norange, /short (cuts off), /bad (a wrong byte), ..."""
 
     def do_GET(self):
         self.server.requests.append((self.path, self.headers.get("Range")))
-        content = CONTENT[:-1] + b"?" if self.path == "/bad" else CONTENT
+        content = {"/bad": CONTENT[:-1] + b"?", "/small": CONTENT[:500]}.get(self.path, CONTENT)
         start = 0
         if self.headers.get("Range") and self.path != "/norange":
             start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
@@ -80,12 +80,19 @@ def test_it_goes_on_where_it_broke_off(server, tmp_path):
 def test_a_server_without_ranges_sends_it_all(server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT[:1000])
     assert fetch(source(server, "/norange"), tmp_path / "file", progress=False).read_bytes() == CONTENT
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("part", [b"rubbish", b"x" * len(CONTENT), b"x" * (len(CONTENT) + 5)])
 def test_a_part_of_something_else_is_dropped(server, tmp_path, part):
     (tmp_path / "file.part").write_bytes(part)
     assert fetch(source(server, "/good"), tmp_path / "file", progress=False).read_bytes() == CONTENT
+
+
+def test_a_part_longer_than_the_file_is_dropped(server, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
+    with pytest.raises(DownloadError, match="broke off after 500 of"):
+        fetch(source(server, "/small"), tmp_path / "file", progress=False)
 
 
 def test_a_finished_part_needs_no_server(server, tmp_path):
