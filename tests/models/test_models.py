@@ -6,6 +6,7 @@ from torch import nn
 
 from adadp.errors import ConfigurationError
 from adadp.models import MODELS, PaperCifarNet, build, choose
+from adadp.models.paper import ResponseNorm
 
 CASES = [
     ("paper", (60,), 71_010),
@@ -45,12 +46,20 @@ def test_paper_net_is_as_described():
     net = build("paper", (3, 32, 32), 10)
     assert isinstance(net, PaperCifarNet)
     kinds = [type(m).__name__ for m in net.features]
-    first = ["Conv2d", "ReLU", "MaxPool2d", "LocalResponseNorm"]
-    assert kinds == [*first, "Conv2d", "ReLU", "LocalResponseNorm", "MaxPool2d", "Flatten"]
+    first = ["Conv2d", "ReLU", "MaxPool2d", "ResponseNorm"]
+    assert kinds == [*first, "Conv2d", "ReLU", "ResponseNorm", "MaxPool2d", "Flatten"]
     assert [m.kernel_size for m in net.features if isinstance(m, nn.Conv2d)] == [(5, 5), (5, 5)]
     assert [m.out_features for m in net.head if isinstance(m, nn.Linear)] == [384, 192, 10]
     assert not any(p.requires_grad for p in net.features.parameters())
     assert all(p.requires_grad for p in net.head.parameters())
+
+
+def test_response_norm_is_that_of_torch():
+    x = torch.randn(2, 64, 5, 5, dtype=torch.float64, requires_grad=True)
+    ours, theirs = ResponseNorm(64).double(), nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+    assert torch.allclose(ours(30 * x), theirs(30 * x))
+    assert torch.autograd.gradcheck(ours, x[:1, :, :2, :2] * 30)
+    assert not ours.state_dict()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 # The paper does not say how wide CIFAR-10's two fully connected layers are. 384 and 192 are those of the
 # TensorFlow tutorial whose convolutions, pooling and normalisation it describes.
@@ -36,10 +38,10 @@ class PaperCifarNet(nn.Module):
             nn.Conv2d(3, 64, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(3, stride=2, padding=1),
-            _response_norm(),
+            ResponseNorm(64),
             nn.Conv2d(64, 64, 5, padding=2),
             nn.ReLU(),
-            _response_norm(),
+            ResponseNorm(64),
             nn.MaxPool2d(3, stride=2, padding=1),
             nn.Flatten(),
         )
@@ -57,8 +59,23 @@ class PaperCifarNet(nn.Module):
         return cast(Tensor, self.head(self.features(images)))
 
 
-def _response_norm() -> nn.LocalResponseNorm:
-    # x / (1 + 0.001/9 * sum over 9 neighbouring channels of x^2)^0.75: the tutorial's constants (torch
-    # divides alpha by the number of channels itself). It works within one example, so it is no obstacle to
-    # privacy.
-    return nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+class ResponseNorm(nn.LocalResponseNorm):
+    """Local response normalisation over 9 neighbouring channels: x / (1 + 0.001/9 * sum of x^2)^0.75.
+
+    The tutorial's constants. It works within one example, so it is no obstacle to privacy. Same values as its
+    base class, which pools in three dimensions; a product with a matrix of bands takes a small part of the
+    time on a CPU.
+    """
+
+    band: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(9, alpha=0.001, beta=0.75, k=1.0)
+        place = torch.arange(channels)
+        near = (place[:, None] - place[None, :]).abs() <= self.size // 2
+        self.register_buffer("band", near.float()[:, :, None, None], persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (n, channels, height, width)."""
+        squares = functional.conv2d(input.square(), self.band)
+        return input * (self.k + self.alpha / self.size * squares).pow(-self.beta)
