@@ -102,15 +102,20 @@ class _Slot:
         if self.alias.data_ptr() != self.parameter.data_ptr() or self.alias.dtype != self.parameter.dtype:
             self._renew()  # the module was moved or cast since
         self.sentinel.requires_grad_(self.parameter.requires_grad)
-        self.module._parameters[self.attribute] = self.sentinel  # type: ignore[assignment]
+        self._place(self.sentinel)
 
     def lend(self) -> None:
         """Put the detached alias in the parameter's place, for the layer that answers for it."""
-        self.module._parameters[self.attribute] = self.alias  # type: ignore[assignment]
+        self._place(self.alias)
 
     def restore(self) -> None:
         """Put the parameter back."""
-        self.module._parameters[self.attribute] = self.parameter
+        self._place(self.parameter)
+
+    def _place(self, tensor: Tensor) -> None:
+        self.module._parameters[self.attribute] = tensor  # type: ignore[assignment]
+        if isinstance(self.module, nn.RNNBase):  # which computes with a list of its own
+            self.module._flat_weights[self.module._flat_weights_names.index(self.attribute)] = tensor
 
 
 class Capture:

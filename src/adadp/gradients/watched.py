@@ -48,7 +48,8 @@ class _Watched(nn.Module):
         return super().forward(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return _blank, (self._ordinary,), {name: kept for name, kept in vars(self).items() if name != "_watched_by"}
+        state: Any = self.__getstate__()  # type: ignore[no-untyped-call]
+        return _blank, (self._ordinary,), {name: kept for name, kept in state.items() if name != "_watched_by"}
 
 
 def _blank(kind: type[nn.Module]) -> nn.Module:
