@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.fallback import ThroughFunc
 from adadp.gradients.layer import Layer, known_layer
-from adadp.gradients.per_example import PerExample, merged
+from adadp.gradients.per_example import PerExample, exact_arithmetic, merged
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,12 @@ class _Record:
     call: _Call
     saved: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...]
+    backward: int  # torch's number of that pass
+
+
+def _backward_pass() -> int:
+    """The number of the backward pass that is running, -1 where none is."""
+    return torch._C._current_graph_task_id()
 
 
 class _Tap(torch.autograd.Function):
@@ -68,7 +74,7 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.call.staged.append(_Record(ctx.call, ctx.saved_tensors, gradients))
+        ctx.call.staged.append(_Record(ctx.call, ctx.saved_tensors, gradients, _backward_pass()))
         return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
 
 
@@ -250,7 +256,7 @@ class Capture:
         records = self._records
 
         def commit(_: Tensor) -> None:
-            records.extend(staged)
+            records.extend(record for record in staged if record.backward == _backward_pass())
             staged.clear()
 
         self._anchor.register_post_accumulate_grad_hook(commit)  # type: ignore[no-untyped-call]
@@ -267,7 +273,7 @@ class Capture:
             return tuple(outputs)
         if self._observed is not None and saved:
             self._observed.inputs.append((self.module_name(module), saved[0].detach()))
-        recomputed = torch._C._current_graph_task_id() != -1
+        recomputed = _backward_pass() != -1
         call = _Call(layer, module, names, context, self.tag, self._staged, recomputed)
         kept = [tensor.detach() for tensor in saved]
         # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap.
@@ -323,7 +329,8 @@ class Capture:
         self._refuse_unseen_uses()
         self._asleep = True
         try:
-            return self._forms(records, count)
+            with exact_arithmetic():
+                return self._forms(records, count)
         finally:
             self._asleep = False
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from adadp.gradients.per_example import PerExample, drop
+from adadp.gradients.per_example import PerExample, drop, exact_arithmetic
 
 
 class Gradients:
@@ -42,19 +42,22 @@ class Gradients:
     def norms(self) -> Tensor:
         """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN."""
         total = torch.zeros(self.count, dtype=torch.float64, device=self.keep.device)
-        for form in self.forms.values():
-            total = total + form.squared_norms().double()
+        with exact_arithmetic():
+            for form in self.forms.values():
+                total = total + form.squared_norms().double()
         return total.sqrt() * self.scale
 
     def weighted_sum(self, name: str, weights: Tensor) -> Tensor:
         """`sum_n weights[n] * g_n` of one parameter. Examples of weight 0 add nothing, whatever they hold."""
-        return self.forms[name].weighted_sum(weights * self.scale, weights != 0)
+        with exact_arithmetic():
+            return self.forms[name].weighted_sum(weights * self.scale, weights != 0)
 
     def finite(self) -> Tensor:
         """Examples that count and whose gradients are finite everywhere; [n] of bool."""
         finite = self.keep
-        for form in self.forms.values():
-            finite = finite & form.squared_norms().isfinite()
+        with exact_arithmetic():
+            for form in self.forms.values():
+                finite = finite & form.squared_norms().isfinite()
         return finite
 
 

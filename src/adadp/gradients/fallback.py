@@ -52,8 +52,9 @@ class ThroughFunc(Layer):
         if not batch_first:
             raise UnsupportedModuleError(f"{name}: torch.func needs examples in the first dimension (batch_first=True)")
         count = gradients[0].shape[0] if gradients[0].ndim else -1
-        parameters = {own: p.detach() for own, p in module.named_parameters(remove_duplicate=False) if own in wanted}
-        fixed = {own: p.detach() for own, p in module.named_parameters(remove_duplicate=False) if own not in wanted}
+        everything = _parameters(module)
+        parameters = {own: value for own, value in everything.items() if own in wanted}
+        fixed = {own: value for own, value in everything.items() if own not in wanted}
         state = {**fixed, **dict(module.named_buffers())}
         batched = [0 if tensor.ndim and tensor.shape[0] == count else None for tensor in saved]
 
@@ -79,3 +80,13 @@ class ThroughFunc(Layer):
                 "cannot be split by example; move its parameters into modules that adadp knows, or freeze them."
             ) from error
         return {own: Dense(gradient) for own, gradient in found.items()}
+
+
+def _parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Each place of a parameter by one name, though its module may hang in two: functional_call corrupts those."""
+    return {
+        f"{prefix}.{attribute}" if prefix else attribute: parameter.detach()
+        for prefix, part in module.named_modules()
+        for attribute, parameter in part._parameters.items()
+        if parameter is not None
+    }

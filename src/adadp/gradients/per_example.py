@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def norms(tensor: Tensor) -> Tensor:
     it is used after an overflow only: short blocks are summed in float32, their norms in float64, and what vanishing
     squares can hide is added, since an input of 1e-25 may well meet an output gradient of 1e25.
     """
-    flat = tensor.flatten(1)
+    flat = flattened(tensor)
     length = flat.shape[1]
     if length == 0:
         return flat.new_zeros(len(flat), dtype=torch.float64)
@@ -82,6 +83,18 @@ def _vector_norm(rows: Tensor) -> Tensor:
     return measured
 
 
+def flattened(tensor: Tensor) -> Tensor:
+    """[n, entries], of a parameter without dimensions too."""
+    return tensor.flatten(1) if tensor.ndim > 1 else tensor.unsqueeze(1)
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """No autocast: a sum in bfloat16 of what was measured in float32 would not be what was measured."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
 def squares(tensor: Tensor) -> Tensor:
     """Upper bound on the squared L2 norm of each example, shape [n], float64."""
     return norms(tensor).square()
@@ -92,6 +105,11 @@ class PerExample(ABC):
 
     shape: torch.Size
     count: int
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The parameter's shape as a matrix: its first dimension by the rest."""
+        return (self.shape[0], math.prod(self.shape[1:])) if self.shape else (1, 1)
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -135,7 +153,7 @@ class PerExample(ABC):
 
     def finite(self) -> Tensor:
         """Which examples' gradients are finite in every coordinate; [n] of bool."""
-        return torch.cat([g.flatten(1).isfinite().all(1) for _, g in self.chunks()])
+        return torch.cat([flattened(g).isfinite().all(1) for _, g in self.chunks()])
 
     def square_sum(self, keep: Tensor) -> Tensor:
         """`sum_n g_n^2` elementwise over the kept examples: the paper's E', before averaging."""
@@ -143,21 +161,19 @@ class PerExample(ABC):
 
     def row_moments(self, keep: Tensor) -> Tensor:
         """`sum_n g_n g_n^T` over the kept examples, the gradient seen as a matrix."""
-        rows, columns = self.shape[0], math.prod(self.shape[1:])
-        return self._total(lambda g: _gram(g.reshape(len(g), rows, columns)), keep)
+        return self._total(lambda g: _gram(g.reshape(len(g), *self.matrix)), keep)
 
     def column_moments(self, keep: Tensor) -> Tensor:
         """`sum_n g_n^T g_n` over the kept examples, the gradient seen as a matrix."""
-        rows, columns = self.shape[0], math.prod(self.shape[1:])
-        return self._total(lambda g: _gram(g.reshape(len(g), rows, columns).mT), keep)
+        return self._total(lambda g: _gram(g.reshape(len(g), *self.matrix).mT), keep)
 
     def row_energy(self, keep: Tensor) -> Tensor:
         """`sum_n` of the squared norm of each row: the diagonal of `row_moments`."""
-        return self.square_sum(keep).reshape(self.shape[0], -1).sum(1)
+        return self.square_sum(keep).reshape(self.matrix).sum(1)
 
     def column_energy(self, keep: Tensor) -> Tensor:
         """`sum_n` of the squared norm of each column: the diagonal of `column_moments`."""
-        return self.square_sum(keep).reshape(self.shape[0], -1).sum(0)
+        return self.square_sum(keep).reshape(self.matrix).sum(0)
 
     def _total(self, term: Callable[[Tensor], Tensor], keep: Tensor) -> Tensor:
         return sum_tensors(term(drop(gradients, keep[examples])) for examples, gradients in self.chunks())
@@ -190,7 +206,7 @@ class Dense(PerExample):
         return self._squared_norms
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        flat = drop(self.gradients, keep).flatten(1)
+        flat = flattened(drop(self.gradients, keep))
         return (weights.to(flat.dtype) @ flat).view(self.shape)
 
     def dense(self, examples: slice) -> Tensor:
@@ -200,7 +216,7 @@ class Dense(PerExample):
         return Dense(self.gradients * scale.to(self.gradients.dtype))
 
     def sandwiched(self, left: Factor, right: Factor) -> Dense:
-        matrices = self.gradients.reshape(self.count, self.shape[0], math.prod(self.shape[1:]))
+        matrices = self.gradients.reshape(self.count, *self.matrix)
         return Dense(left.apply(right.apply(matrices).mT).mT.reshape(self.gradients.shape))
 
 
@@ -395,7 +411,8 @@ class ScaledVectors(PerExample):
         outputs = outputs / output_norms.to(outputs.dtype).unsqueeze(1)
         form = ((outputs.square() @ weights) * inputs.square()).sum(1)
         vanished = 2e-38 * (weights.shape[0] + weights.shape[1])  # what squares of unit values can still hide
-        bound = form.double() * (1 + 2.0**-16) + vanished
+        rounding = 2.0**-40 if form.dtype == torch.float64 else 2.0**-16
+        bound = form.double() * (1 + rounding) + vanished
         return bound * (input_norms * output_norms * largest.double()).square()
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
