@@ -1,0 +1,149 @@
+"""The forms of per-example gradients under values that cancel, overflow or vanish: a norm is always a bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adadp.gradients import per_example
+from adadp.gradients.per_example import Dense, PerExample, Products, Recomputed, merged, norms
+from tests.gradients.reference import Matrix, assert_forms
+
+WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take
+    "stored": (16, 8, 8, None),
+    "gram": (4, 64, 64, 1),
+    "again": (64, 16, 16, 1),
+}
+
+
+def assert_bounds(form: PerExample) -> None:
+    """No example adds more to a sum than its norm says."""
+    bounds = form.squared_norms().sqrt()
+    for example in range(form.count):
+        alone = torch.zeros(form.count)
+        alone[example] = 1
+        if bounds[example] < 1e37:  # beyond, the gradient itself is not finite in float32
+            assert form.weighted_sum(alone, alone != 0).double().norm() <= bounds[example] * (1 + 1e-9)
+        if bounds[example].isfinite():
+            clipped = form.weighted_sum(alone / bounds[example].clamp_min(1e-30), alone != 0).double().norm()
+            assert clipped <= 1 + 1e-5
+
+
+def products(way: str, monkeypatch: pytest.MonkeyPatch, inputs: Tensor, outputs: Tensor) -> Products:
+    limit = WAYS[way][3]
+    if limit is not None:
+        monkeypatch.setattr(per_example, "DENSE_BYTES", limit)
+    form = Products(inputs, outputs)
+    assert form._way == way
+    return form
+
+
+def sizes(way: str) -> tuple[int, int, int]:
+    return WAYS[way][:3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_gives_the_same(monkeypatch: pytest.MonkeyPatch, way: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    tokens, columns, rows = sizes(way)
+    inputs, outputs = torch.randn(4, tokens, columns, dtype=dtype), torch.randn(4, tokens, rows, dtype=dtype)
+    form = products(way, monkeypatch, inputs, outputs)
+    assert_forms({"w": form}, {"w": outputs.mT @ inputs}, 1e-9 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_that_cancel(monkeypatch: pytest.MonkeyPatch, way: str, size: float) -> None:
+    """The same input with output gradients +w and -w, plus small ones. In float32 a rest of w remains in the sum."""
+    torch.manual_seed(0)
+    tokens, columns, rows = sizes(way)
+    inputs, outputs = torch.randn(4, tokens, columns), 1e-3 * torch.randn(4, tokens, rows)
+    inputs[:, 1::2] = inputs[:, ::2]
+    large = size * torch.randn(4, tokens // 2, rows)
+    outputs[:, ::2] += large
+    outputs[:, 1::2] -= large
+    form = products(way, monkeypatch, inputs, outputs)
+    assert_bounds(form)
+    rest = (outputs.double().mT @ inputs.double()).flatten(1).norm(dim=1)
+    reach = (inputs.double().norm(dim=2) * outputs.double().norm(dim=2)).sum(1)
+    bounds = form.squared_norms().sqrt()
+    assert bool((bounds <= rest + 1e-4 * reach).all()), "the bound is far too large"
+
+
+@pytest.mark.parametrize("way", [*WAYS, "vectors"])
+def test_huge_and_tiny_values(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    torch.manual_seed(0)
+    tokens, columns, rows = (1, 8, 8) if way == "vectors" else sizes(way)
+    for size in (1e30, 1e-30, 1e18, 1e-44):
+        inputs, outputs = torch.randn(3, tokens, columns) / size, torch.randn(3, tokens, rows) * size
+        if not inputs.isfinite().all() or not outputs.isfinite().all():
+            continue
+        form = Products(inputs, outputs) if way == "vectors" else products(way, monkeypatch, inputs, outputs)
+        assert_bounds(form)
+        assert bool(form.squared_norms().isfinite().all())
+        scale = torch.rand(rows, columns) + 0.5
+        assert_bounds(form.scaled(scale))
+        assert_bounds(form.scaled(scale * 1e-20).scaled(scale * 1e20))
+
+
+@pytest.mark.parametrize("way", [*WAYS, "vectors"])
+def test_bad_examples_stay_alone(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    torch.manual_seed(0)
+    tokens, columns, rows = (1, 8, 8) if way == "vectors" else sizes(way)
+    inputs, outputs = torch.randn(4, tokens, columns), torch.randn(4, tokens, rows)
+    inputs[1, 0, 0] = float("nan")
+    outputs[2, 0, 0] = float("inf")
+    form = Products(inputs, outputs) if way == "vectors" else products(way, monkeypatch, inputs, outputs)
+    keep = form.squared_norms().isfinite()
+    assert keep.tolist() == [True, False, False, True]
+    truth = (outputs.mT @ inputs)[keep].sum(0)
+    torch.testing.assert_close(form.weighted_sum(keep.float(), keep), truth, rtol=1e-4, atol=1e-4)
+    everybody = torch.ones(4, dtype=torch.bool)
+    assert form.clamped_sum(torch.ones(rows, columns), 1.0, everybody).isfinite().all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_bound_holds_for_arbitrary_values(data: st.DataObject) -> None:
+    value = st.floats(-(2.0**60), 2.0**60, width=32)
+    count, tokens, columns, rows = (data.draw(st.integers(1, 4)) for _ in range(4))
+
+    def tensor(*shape: int) -> Tensor:
+        number = int(torch.tensor(shape).prod())
+        return torch.tensor(data.draw(st.lists(value, min_size=number, max_size=number))).view(shape)
+
+    form = Products(tensor(count, tokens, columns), tensor(count, tokens, rows))
+    assert_bounds(form)
+    assert_bounds(form.scaled(tensor(rows, columns)))
+    assert_bounds(form.sandwiched(Matrix(tensor(rows, rows)), Matrix(tensor(columns, columns))))
+
+
+def test_long_norms_do_not_drift() -> None:
+    """A float32 sum of 4e7 equal squares stops growing."""
+    long = torch.full((1, 40_000_000), 1.2345)
+    truth = 1.2345 * 40_000_000**0.5
+    assert truth * (1 - 1e-7) <= norms(long).item() <= truth * (1 + 1e-4)
+
+
+def test_gradients_that_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    truth = torch.randn(5, 4, 3, dtype=torch.float64)
+    monkeypatch.setattr(per_example, "DENSE_BYTES", 100)
+    assert_forms({"w": Recomputed(lambda examples: truth[examples], 5, (4, 3))}, {"w": truth}, 1e-9)
+    both = merged([Dense(truth), Products(truth, torch.ones(5, 4, 4, dtype=torch.float64))])
+    assert isinstance(both, Recomputed)
+    assert_forms({"w": both}, {"w": truth + torch.ones(5, 4, 4, dtype=torch.float64).mT @ truth}, 1e-9)
+
+
+def test_order_of_questions_does_not_matter() -> None:
+    """A sum that was asked for before the norm is the one the norm bounds."""
+    torch.manual_seed(0)
+    inputs, outputs = torch.randn(2, 16, 8), 1e5 * torch.randn(2, 16, 8)
+    inputs[:, 1::2], outputs[:, 1::2] = inputs[:, ::2], -outputs[:, ::2]
+    form = Products(inputs, outputs)
+    added = form.weighted_sum(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
+    assert added.double().norm() <= form.squared_norms()[0].sqrt() * (1 + 1e-9)
