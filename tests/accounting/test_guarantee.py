@@ -1,0 +1,113 @@
+"""The sentence: a number exactly where a proof stands behind it."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adadp.accounting.events import (
+    Event,
+    FixedSizeGaussian,
+    Gaussian,
+    Neighbours,
+    PoissonGaussian,
+    RenyiBlock,
+    Uncovered,
+    event_from_json,
+    event_to_json,
+)
+from adadp.accounting.guarantee import Guarantee, make_guarantee, round_up
+from adadp.errors import ConfigurationError, NoGuaranteeError
+
+STEP = PoissonGaussian(4.0, 0.05)
+
+
+def test_a_covered_composition_has_a_number() -> None:
+    found = make_guarantee([(STEP, 100), (Gaussian(16.0), 1)], 1e-5, assumptions=("N is public",))
+    assert found.epsilon is not None
+    assert found.reasons == ()
+    text = str(found)
+    assert "\n" not in text
+    for part in (round_up(found.epsilon), "1e-05", "one example", "add-or-remove-one", "N is public", "pld", "0.05"):
+        assert part in text
+        assert part in found.to_markdown() or part == "1e-05"
+    values = json.loads(found.to_json())
+    assert values["epsilon"] == found.epsilon
+    assert values["reasons"] == []
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.epsilon = 0.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("others", [[], [(STEP, 100)]])
+def test_an_uncovered_release_never_has_a_number(others: list[tuple[Event, int]]) -> None:
+    event = Uncovered("E' comes from raw gradients", STEP)
+    found = make_guarantee([(event, 100), *others], 1e-5, assumptions=("N is public",))
+    assert found.epsilon is None
+    assert found.claimed_epsilon is not None
+    assert "claimed, not guaranteed" in str(found)
+    assert "claimed, not guaranteed" in found.to_markdown()
+    assert "E' comes from raw gradients" in str(found)
+    assert json.loads(found.to_json())["epsilon"] is None
+    with pytest.raises(NoGuaranteeError, match="raw gradients"):
+        found.require()
+
+
+def test_a_reason_of_the_callers_takes_the_number_away() -> None:
+    found = make_guarantee([(STEP, 100)], 1e-5, reasons=("raw_norms were logged",))
+    assert found.epsilon is None
+    assert found.reasons == ("raw_norms were logged",)
+    assert make_guarantee([], 1e-5, reasons=("why",)).epsilon is None
+
+
+def test_a_claim_without_an_event_shows_no_number_at_all() -> None:
+    found = make_guarantee([(Uncovered("nobody knows"), 1), (STEP, 5)], 1e-5)
+    assert found.epsilon is None
+    assert found.claimed_epsilon is None
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "reasons"), [(None, ()), (1.0, ("why",)), (math.nan, ()), (math.inf, ()), (-1.0, ())]
+)
+def test_number_and_reasons_exclude_each_other(epsilon: float | None, reasons: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError):
+        Guarantee(epsilon, 1e-5, Neighbours.ADD_REMOVE, "pld", "nothing", reasons=reasons)
+
+
+def test_fixed_sizes_and_filters_use_rdp_by_default() -> None:
+    found = make_guarantee([(FixedSizeGaussian(4.0, 1000, 10), 5)], 1e-5, neighbours=Neighbours.REPLACE_ONE)
+    assert (found.accountant, found.order is not None) == ("rdp", True)
+    assert "replace-one" in str(found)
+    assert make_guarantee([(RenyiBlock(10.0, 1.0), 1), (STEP, 5)], 1e-5).accountant == "rdp"
+
+
+def test_nothing_released_is_free() -> None:
+    assert make_guarantee([], 1e-5).epsilon == 0
+
+
+@given(st.floats(1e-12, 1e12), st.integers(1, 8))
+def test_print_never_rounds_down(value: float, digits: int) -> None:
+    shown = float(round_up(value, digits))
+    assert shown >= value
+    assert shown <= value * (1 + 2 * 10.0 ** (1 - digits))
+
+
+EVENTS = st.one_of(
+    st.builds(Gaussian, st.floats(1e-3, 1e3)),
+    st.builds(PoissonGaussian, st.floats(1e-3, 1e3), st.floats(1e-9, 1.0)),
+    st.builds(FixedSizeGaussian, st.floats(1e-3, 1e3), st.integers(100, 10**9), st.integers(1, 100)),
+    st.builds(RenyiBlock, st.floats(1.1, 1e3), st.floats(0, 1e3)),
+)
+
+
+@given(st.one_of(EVENTS, st.builds(Uncovered, st.text(), st.one_of(st.none(), EVENTS))))
+def test_events_survive_json(event: Event) -> None:
+    assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
+
+
+@pytest.mark.parametrize("value", [{}, {"kind": "laplace"}, {"kind": "gaussian"}, {"kind": "gaussian", "x": 1}])
+def test_what_is_not_an_event_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        event_from_json(value)

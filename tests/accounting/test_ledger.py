@@ -1,0 +1,441 @@
+"""The ledger: what it remembers, what it refuses, what it costs."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
+from adadp.accounting.ledger import MOST_RESERVED, Budget, Ledger, dataset_fingerprint
+from adadp.errors import AccountingError, BudgetExhaustedError, ConfigurationError, LedgerError
+
+STEP = PoissonGaussian(4.0, 0.05)
+PCA = Gaussian(16.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+def make(path: Path, steps: int = 100) -> None:
+    ledger = Ledger(path, dataset="digits")
+    with ledger.start({"steps": steps}) as run:
+        run.charge(PCA)
+        for _ in range(steps):
+            run.charge(STEP)
+
+
+def charged(ledger: Ledger) -> dict[Event, int]:
+    return dict(ledger.composition())
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_counts_what_was_charged(path: Path, on_disk: bool) -> None:
+    ledger = Ledger(path if on_disk else None, dataset="digits")
+    with ledger.start({"steps": 3000}) as run:
+        run.charge(PCA, 2)
+        for step in range(1, 2501):
+            run.charge(STEP)
+            if step % 700 == 0:
+                assert charged(ledger) == {PCA: 2, STEP: step}
+    assert charged(ledger) == {PCA: 2, STEP: 2500}
+    if on_disk:
+        assert charged(Ledger(path, dataset="digits")) == {PCA: 2, STEP: 2500}
+
+
+def test_many_runs_compose(path: Path) -> None:
+    make(path, 50)
+    make(path, 70)
+    ledger = Ledger(path)
+    assert charged(ledger) == {PCA: 2, STEP: 120}
+    assert [run.closed for run in ledger.runs] == [True, True]
+    assert ledger.guarantee(1e-5).epsilon == Ledger(path).guarantee(1e-5).epsilon
+
+
+def test_a_run_that_did_not_close_is_charged_in_full(path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from adadp.accounting.ledger import Ledger\n"
+        "from adadp.accounting.events import PoissonGaussian\n"
+        "run = Ledger(sys.argv[1], dataset='digits').start({})\n"
+        "for _ in range(5000): run.charge(PoissonGaussian(4.0, 0.05))\n"
+        "os._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    ledger = Ledger(path)
+    assert 5000 <= charged(ledger)[STEP] <= 5000 + MOST_RESERVED
+    # And the next run goes on in the same ledger.
+    before = charged(ledger)[STEP]
+    with ledger.start({}) as run:
+        run.charge(STEP, 10)
+    assert charged(Ledger(path))[STEP] == before + 10
+
+
+def test_a_run_closes_when_the_process_ends_normally(path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from adadp.accounting.ledger import Ledger\n"
+        "from adadp.accounting.events import PoissonGaussian\n"
+        "run = Ledger(sys.argv[1], dataset='digits').start({})\n"
+        "for _ in range(300): run.charge(PoissonGaussian(4.0, 0.05))\n"
+        "raise RuntimeError('training failed')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False, stderr=subprocess.DEVNULL)
+    assert charged(Ledger(path)) == {STEP: 300}
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+def refused(path: Path, match: str, **options: Any) -> None:
+    """The ledger is refused for reading and for writing, and not one byte changes."""
+    head = path.with_name(path.name + ".head")
+    before = [each.read_bytes() if each.exists() else None for each in (path, head)]
+    with pytest.raises(LedgerError, match=match):
+        Ledger(path, **options)
+    assert [each.read_bytes() if each.exists() else None for each in (path, head)] == before
+
+
+def test_another_dataset_is_refused(path: Path) -> None:
+    make(path)
+    refused(path, "'digits', not to 'letters'", dataset="letters")
+
+
+def test_another_relation_is_refused(path: Path) -> None:
+    make(path)
+    refused(path, "add-or-remove-one neighbours, not for replace-one", neighbours=Neighbours.REPLACE_ONE)
+    with pytest.raises(LedgerError, match="replace-one"):
+        Ledger(path).start({"neighbours": "replace-one"})
+    assert Ledger(path, neighbours=None).neighbours is Neighbours.ADD_REMOVE
+
+
+def test_the_first_plan_may_fix_the_relation(path: Path) -> None:
+    ledger = Ledger(path, dataset="digits", neighbours=None)
+    with ledger.start({"neighbours": "replace-one"}) as run:
+        run.charge(FixedSizeGaussian(2.0, 100, 10))
+    assert Ledger(path, neighbours=None).neighbours is Neighbours.REPLACE_ONE
+    refused(path, "replace-one neighbours, not for add-or-remove-one")
+
+
+def test_a_new_file_needs_a_dataset(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="dataset"):
+        Ledger(path).start({})
+
+
+@pytest.mark.parametrize("drop", [1, 2, 3])
+def test_truncation_at_the_end_is_seen(path: Path, drop: int) -> None:
+    make(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-drop]))
+    refused(path, "truncated")
+
+
+def test_a_line_cut_in_the_middle_is_seen(path: Path) -> None:
+    make(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    refused(path, "truncated")
+
+
+def test_an_emptied_or_missing_file_is_seen(path: Path) -> None:
+    make(path)
+    path.write_bytes(b"")
+    refused(path, "truncated")
+    path.unlink()
+    refused(path, "truncated")
+
+
+def test_a_missing_or_damaged_head_is_seen(path: Path) -> None:
+    make(path)
+    head = path.with_name(path.name + ".head")
+    content = head.read_bytes()
+    head.write_bytes(b"x" * len(content))
+    refused(path, "head file")
+    head.unlink()
+    refused(path, "head file")
+
+
+def test_every_edited_byte_is_seen(path: Path) -> None:
+    make(path, 20)
+    content = path.read_bytes()
+    for position in range(0, len(content), 7):
+        edited = bytearray(content)
+        edited[position] ^= 1
+        path.write_bytes(bytes(edited))
+        with pytest.raises(LedgerError):
+            Ledger(path)
+    path.write_bytes(content)
+    Ledger(path)
+
+
+def test_removed_reordered_and_rewritten_lines_are_seen(path: Path) -> None:
+    make(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for wrong in (lines[:2] + lines[3:], [lines[0], lines[2], lines[1], *lines[3:]], lines[1:]):
+        path.write_bytes(b"".join(wrong))
+        refused(path, "edited|truncated")
+    # A consistent chain of another ledger, put in this one's place.
+    other = path.with_name("other.jsonl")
+    make(other, 90)
+    path.write_bytes(other.read_bytes())
+    refused(path, "rewritten|truncated")
+
+
+def test_a_torn_last_line_costs_nothing_and_is_dropped(path: Path) -> None:
+    make(path)
+    intact = path.read_bytes()
+    path.write_bytes(intact + b'{"count":64,"event":{"ki')
+    ledger = Ledger(path)
+    assert charged(ledger)[STEP] == 100
+    with ledger.start({}) as run:
+        run.charge(STEP)
+    assert path.read_bytes().startswith(intact)
+    assert charged(Ledger(path))[STEP] == 101
+
+
+def test_a_torn_head_falls_back_to_the_one_before(path: Path) -> None:
+    make(path)
+    head = path.with_name(path.name + ".head")
+    slots = head.read_bytes()
+    newest = max((0, 256), key=lambda start: json.loads(slots[start : start + 256])["count"])
+    torn = slots[:newest] + slots[newest : newest + 60].ljust(256) + slots[newest + 256 :]
+    head.write_bytes(torn)
+    assert charged(Ledger(path))[STEP] == 100
+
+
+def test_only_one_process_appends(path: Path) -> None:
+    make(path)
+    with Ledger(path).start({}) as run:
+        with pytest.raises(LedgerError, match="in use"):
+            Ledger(path).start({})
+        run.charge(STEP)
+        assert charged(Ledger(path))[STEP] >= 101  # reading needs no lock
+    with Ledger(path).start({}):
+        pass
+
+
+def test_a_forked_child_can_neither_charge_nor_close(path: Path) -> None:
+    run = Ledger(path, dataset="digits").start({})
+    run.charge(STEP)
+    size = path.stat().st_size
+
+    def child(queue: Any) -> None:
+        try:
+            run.charge(STEP)
+        except LedgerError as error:
+            queue.put(str(error))
+        run.close()
+
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    assert "another process" in queue.get(timeout=20)
+    process.join()
+    assert path.stat().st_size == size
+    run.close()
+    assert charged(Ledger(path)) == {STEP: 1}
+
+
+def test_a_seed_is_used_once(path: Path) -> None:
+    Ledger(path, dataset="digits").start({}, seed=7).close()
+    assert json.loads(path.read_text().splitlines()[1])["seed"] != "7"
+    for ledger in (Ledger(path),):
+        with pytest.raises(LedgerError, match="seed"):
+            ledger.start({}, seed=7)
+        ledger.start({}, seed=8).close()
+    memory = Ledger()
+    memory.start({}, seed=7).close()
+    with pytest.raises(LedgerError, match="seed"):
+        memory.start({}, seed=7)
+
+
+def test_resuming_needs_the_same_plan(path: Path) -> None:
+    ledger = Ledger(path, dataset="digits")
+    first = ledger.start({"steps": 100, "lot": 10})
+    first.charge(STEP, 40)
+    with pytest.raises(LedgerError, match="still open"):
+        ledger.start({"steps": 100, "lot": 10}, resume=first.id)
+    first.close()
+    with pytest.raises(LedgerError, match="lot was 10 and is 20"):
+        ledger.start({"steps": 100, "lot": 20}, resume=first.id)
+    with pytest.raises(LedgerError, match="no run"):
+        ledger.start({}, resume="run-9")
+    with ledger.start({"steps": 100, "lot": 10}, resume=first.id) as second:
+        second.charge(STEP, 60)
+    assert charged(Ledger(path)) == {STEP: 100}
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
+def test_bad_counts_are_refused(count: Any) -> None:
+    run = Ledger().start({})
+    run.charge(STEP, 5)
+    with pytest.raises(ConfigurationError):
+        run.charge(STEP, count)
+    run.close()
+    with pytest.raises(LedgerError, match="closed"):
+        run.charge(STEP)
+
+
+def test_plans_are_plain_json() -> None:
+    with pytest.raises(ConfigurationError, match="JSON"):
+        Ledger().start({"value": float("nan")})
+
+
+def test_a_failed_write_stops_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Ledger(path, dataset="digits").start({})
+    run.charge(STEP)
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left on device")))
+    with pytest.raises(LedgerError, match="no space"):
+        run.charge(STEP, 5000)
+    monkeypatch.undo()
+    with pytest.raises(LedgerError, match="earlier write"):
+        run.charge(STEP, 5000)
+    with pytest.raises(LedgerError):
+        run.close()
+    assert charged(Ledger(path))[STEP] >= 1
+
+
+# -- budgets ----------------------------------------------------------------------------------------------------
+
+
+def release_all(ledger: Ledger, planned: int, budget: Budget, accountant: str = "pld") -> tuple[int, str]:
+    done, message = 0, ""
+    with ledger.start({"steps": planned}, budget=budget, accountant=accountant) as run:
+        try:
+            run.charge(PCA)
+            for _ in range(planned):
+                run.charge(STEP)
+                done += 1
+        except BudgetExhaustedError as error:
+            message = str(error)
+    return done, message
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_budget_is_kept_and_used_up(path: Path, accountant: str) -> None:
+    from adadp.accounting.accountants import get_accountant
+
+    ledger = Ledger(path, dataset="digits")
+    budget = Budget(1.0, 1e-5)
+    done, message = release_all(ledger, 5000, budget, accountant)
+    assert f"{5000 - done:,} of 5,000 planned steps were left out" in message
+    spent = get_accountant(accountant)
+    assert spent.epsilon(ledger.composition(), 1e-5).epsilon <= 1.0
+    # One step more would not have fitted: the budget is used to the end.
+    assert spent.epsilon([*ledger.composition(), (STEP, 1)], 1e-5).epsilon > 1.0
+    assert charged(Ledger(path)) == {PCA: 1, STEP: done}
+    # Nothing is left for another run.
+    done, message = release_all(Ledger(path), 100, budget, accountant)
+    assert done == 0
+    assert "does not allow" in message
+
+
+def test_a_plan_that_fits_runs_to_its_end() -> None:
+    done, message = release_all(Ledger(), 300, Budget(3.0, 1e-5))
+    assert (done, message) == (300, "")
+
+
+def test_events_that_take_turns_share_the_budget() -> None:
+    from adadp.accounting.accountants import get_accountant
+
+    ledger, other = Ledger(), PoissonGaussian(2.0, 0.02)
+    started = time.perf_counter()
+    with ledger.start({}, budget=Budget(2.0, 1e-5), accountant="rdp") as run:
+
+        def take_turns() -> None:
+            for _ in range(10**6):
+                run.charge(STEP)
+                run.charge(other)
+
+        with pytest.raises(BudgetExhaustedError):
+            take_turns()
+    cost = get_accountant("rdp").epsilon(ledger.composition(), 1e-5).epsilon
+    assert 1.99 <= cost <= 2.0
+    assert time.perf_counter() - started < 20
+
+
+def test_unused_reservations_do_not_eat_the_budget() -> None:
+    """Reserved steps that were never made are given back before the budget is called exhausted."""
+    ledger = Ledger()
+    with ledger.start({}, budget=Budget(1.5, 1e-5), accountant="rdp") as run:
+        run.charge(PoissonGaussian(1.0, 0.01))
+        assert sum(run._left.values()) > 100
+        run.charge(Gaussian(6.0))
+    assert dict(ledger.composition())[Gaussian(6.0)] == 1
+
+
+def test_no_budget_over_what_no_proof_covers() -> None:
+    ledger = Ledger()
+    with ledger.start({}, budget=Budget(1.0, 1e-5)) as run, pytest.raises(AccountingError, match="raw"):
+        run.charge(Uncovered("raw norms were released"))
+    with ledger.start({}) as run:
+        run.charge(Uncovered("raw norms were released"))
+    with pytest.raises(AccountingError, match="raw"):
+        ledger.start({}, budget=Budget(1.0, 1e-5))
+    assert ledger.guarantee(1e-5).epsilon is None
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (float("nan"), 1e-5), (1, 0), (1, 1)])
+def test_bad_budgets_are_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(ConfigurationError):
+        Budget(epsilon, delta)
+
+
+# -- cost -------------------------------------------------------------------------------------------------------
+
+
+def test_a_charge_costs_microseconds(path: Path) -> None:
+    run = Ledger(path, dataset="digits").start({})
+    for _ in range(3000):
+        run.charge(STEP)
+    started = time.perf_counter()
+    for _ in range(20000):
+        run.charge(STEP)
+    per_step = (time.perf_counter() - started) / 20000
+    run.close()
+    assert per_step < 100e-6
+
+
+def test_slow_steps_reserve_little(path: Path) -> None:
+    run = Ledger(path, dataset="digits").start({})
+    for _ in range(5):
+        run.charge(STEP)
+        time.sleep(0.3)
+    run.charge(STEP)
+    assert sum(run._left.values()) < 64
+    run.close()
+
+
+def test_a_keyed_name_hides_the_data() -> None:
+    key = b"0123456789abcdef"
+    name = dataset_fingerprint([b"rows", b"labels"], key)
+    assert name == dataset_fingerprint([b"rows", b"labels"], key)
+    assert name != dataset_fingerprint([b"rowsl", b"abels"], key)
+    assert name != dataset_fingerprint([b"rows", b"labels"], key[::-1])
+    with pytest.raises(ConfigurationError):
+        dataset_fingerprint([b"rows"], b"short")
+
+
+def test_recording_needs_no_numerical_library() -> None:
+    code = (
+        "import sys, types\n"
+        # The package itself may export the training engine; what is measured is the accounting side.
+        "package = types.ModuleType('adadp'); package.__path__ = [sys.argv[1]]; sys.modules['adadp'] = package\n"
+        "import adadp.accounting.events, adadp.accounting.guarantee\n"
+        "from adadp.accounting.ledger import Ledger\n"
+        "from adadp.accounting.events import Gaussian\n"
+        "Ledger().start({}).charge(Gaussian(1.0))\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'dp_accounting'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    import adadp
+
+    folder = str(Path(str(adadp.__file__)).parent)
+    subprocess.run([sys.executable, "-c", code, folder], check=True)
