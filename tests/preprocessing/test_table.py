@@ -1,8 +1,6 @@
 """A mixed table through all of preprocessing, to disk and back."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -96,12 +94,10 @@ def test_one_row_does_not_change_how_another_is_encoded():
     assert np.array_equal(first[0], p.transform(t)[0])
 
 
-def test_hash_is_the_same_in_every_process():
-    code = "from adadp.preprocessing.encoding import bucket_of; print(bucket_of('größe', 3, 1000))"
-    runs = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)
-    }
-    assert runs == {f"{bucket_of('größe', 3, 1000)}\n".encode()}
+def test_hash_is_the_same_on_every_machine():
+    # A saved model must find its buckets again: these numbers may never change. Python's own hash() would
+    # differ each time.
+    assert bucket_of("größe", 3, 1000) == 44
     assert bucket_of("a", 0, 10**6) != bucket_of("a", 1, 10**6)
 
 
