@@ -13,7 +13,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -72,10 +72,22 @@ class Clipping(ABC):
             for name in self.parameters
         }
 
+    def _exact(self) -> bool:
+        return all(parameter.dtype == torch.float64 for parameter in self.parameters.values())
+
     def _shrunk(self, bound: float) -> float:
         """A little less than the bound, so that rounding in the sum cannot carry an example outside it."""
-        exact = all(parameter.dtype == torch.float64 for parameter in self.parameters.values())
-        return bound * (1 - (2.0**-44 if exact else 2.0**-20))
+        return bound * (1 - (2.0**-44 if self._exact() else 2.0**-20))
+
+    def _least_factor(self) -> float:
+        return 4 * float(torch.finfo(torch.float64 if self._exact() else torch.float32).tiny)
+
+    def objects(self) -> list[object]:
+        """This and everything below it that keeps state between lots."""
+        return [self]
+
+    def check(self, names: Iterable[str]) -> None:  # noqa: B027 - most clippings take any parameters
+        """Raise ConfigurationError where this clipping cannot bound parameters of these names."""
 
 
 def _positive(name: str, value: float) -> float:
@@ -95,7 +107,10 @@ class Flat(Clipping):
         """By how much each example's gradient is multiplied; 0 where it is not finite or does not count."""
         lengths = gradients.norms()
         factors = self._factor(lengths)
-        return torch.where(lengths.isfinite() & gradients.keep, factors, torch.zeros_like(factors))
+        # A factor below the smallest normal number would be rounded to a third more of itself: too large a gradient is
+        # treated like one that is not finite.
+        sure = lengths.isfinite() & (factors * min(gradients.scale, 1.0) >= self._least_factor())
+        return torch.where(sure & gradients.keep, factors, torch.zeros_like(factors))
 
     def _factor(self, lengths: Tensor) -> Tensor:
         return (self._shrunk(self.max_grad_norm) / lengths).clamp(max=1.0)
@@ -124,6 +139,9 @@ class _Shaped(Flat):
     def __init__(self, max_grad_norm: float, shape: Shape, source: Source) -> None:
         super().__init__(max_grad_norm)
         self.shape, self.source = shape, source
+
+    def objects(self) -> list[object]:
+        return [self, self.shape, self.source]
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -155,6 +173,7 @@ class _Shaped(Flat):
     def _statistics(self, gradients: Gradients) -> Release:
         """Squares of gradients clipped to norm 1: one example's have L2 norm at most `low_sensitivity`."""
         weights = self.weights(gradients) * gradients.scale / self.max_grad_norm
+        weights = torch.where(weights >= self._least_factor(), weights, torch.zeros_like(weights))
         release: Release = {}
         for name, parameter in self.parameters.items():
             if name in gradients:
@@ -277,7 +296,16 @@ class Grouped(Clipping):
         if not groups:
             raise ConfigurationError("Grouped needs at least one pattern: {'*': Flat(1.0)}")
         self.groups = dict(groups)
+        kept = [id(part) for member in self.groups.values() for part in member.objects()]
+        if len(set(kept)) < len(kept):
+            raise ConfigurationError(
+                "one clipping (or its shape or source) stands for two groups, but keeps the state of one: make one for "
+                "each pattern"
+            )
         self._active: list[Clipping] = []
+
+    def objects(self) -> list[object]:
+        return [self, *(part for member in self.groups.values() for part in member.objects())]
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -292,6 +320,14 @@ class Grouped(Clipping):
             if fnmatch.fnmatchcase(name, pattern):
                 return pattern
         raise ConfigurationError(f"no group of the clipping matches parameter {name}: add '*' as the last pattern")
+
+    def check(self, names: Iterable[str]) -> None:
+        members: dict[str, list[str]] = {}
+        for name in names:
+            members.setdefault(self._group_of(name), []).append(name)
+        for group, own in members.items():
+            if group in self.groups:
+                self.groups[group].check(own)
 
     def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
         super().begin(parameters, model)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from adadp.accounting.budget import Budget
-from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian, Uncovered
+from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.accounting.guarantee import Guarantee, make_guarantee
 from adadp.accounting.ledger import Ledger, Run
 from adadp.clipping import Clipping, by_name
@@ -25,10 +25,14 @@ from adadp.sampling import SAMPLINGS, Microbatch, PrivateLoader, Sampling, check
 from adadp.step import PrivateStep
 from adadp.validation import IndependenceCheck, check_criterion, check_module, check_optimizer
 
-_PRIVATE: weakref.WeakKeyDictionary[nn.Module, Capture] = weakref.WeakKeyDictionary()
+#: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
+_PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
+#: Clippings, shapes and sources that serve a run already: they keep its state.
+_SERVING: weakref.WeakSet[object] = weakref.WeakSet()
 
 _STANDING = (
     "the loss is a {reduction} over examples of terms that each depend on one example, plus terms free of data",
+    "row i of what the module is given is example i of the loader's batch, and weights meet data in its calls only",
     "the number of examples and all settings are public: none was chosen by looking at the private data",
     "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for",
 )
@@ -71,6 +75,7 @@ class PrivacyEngine:
         self._assumptions: dict[str, None] = {}
         self._reasons: dict[str, None] = {}
         self._neighbours: Neighbours | None = None
+        self._target: Budget | None = None
 
     # ---- making things private ----------------------------------------------------------------------------------
 
@@ -117,26 +122,34 @@ class PrivacyEngine:
             expose_raw: show counts that are not noised (`optimizer.raw_nonfinite`); the guarantee is then none.
 
         """
+        sigma = Gaussian(_number("noise_multiplier", noise_multiplier)).noise_multiplier
         chosen = self._clipping(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
         self._check(module, optimizer, criterion, loss_reduction, loss_scale)
+        chosen.check(name for name, _ in module.named_parameters())
         reasons = [*drawn.reasons, *chosen.reasons]
         if expose_raw:
             reasons.append("expose_raw shows counts over private examples without noise")
-        event = drawn.event(noise_multiplier)
+        if reasons and self.budget is not None:
+            raise NoGuaranteeError("a budget cannot be kept where the guarantee is none: " + "; ".join(reasons))
+        event = drawn.event(sigma)
         if reasons:
             covered = event if isinstance(event, PoissonGaussian | FixedSizeGaussian) else None
             event = Uncovered("; ".join(reasons), covered)
+        loader = PrivateLoader(data_loader, drawn, self._randomness, max_physical_batch_size)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
+        try:
+            run = self._start(drawn, sigma, chosen, steps)
+        except BaseException:
+            capture.detach()  # what is not made private is left as it was
+            raise
         capture.on_first_call = IndependenceCheck(capture, batch_first)
         for notice in capture.notices:
             warnings.warn(notice, stacklevel=2)
-        run = self._start(drawn, noise_multiplier, chosen, steps)
-        loader = PrivateLoader(data_loader, drawn, self._randomness, max_physical_batch_size)
         step = PrivateStep(
             capture,
             chosen,
-            noise_multiplier=noise_multiplier,
+            noise_multiplier=sigma,
             expected_lot=drawn.lot,
             event=event,
             charge=run.charge,
@@ -150,7 +163,8 @@ class PrivacyEngine:
             capture.tag, capture.count = microbatch, microbatch.count
 
         loader.on_microbatch = work_on
-        _PRIVATE[module] = capture
+        _PRIVATE[module] = weakref.ref(capture)
+        _SERVING.update(chosen.objects())
         self._note(chosen, loss_reduction)
         return module, PrivateOptimizer(optimizer, step, loader, module, expose_raw), loader
 
@@ -172,8 +186,8 @@ class PrivacyEngine:
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, with the least noise for which `epochs` (or `steps`) cost at most the target.
 
-        What the ledger holds already is part of the target. The target becomes the engine's budget, unless it has
-        one: training ends before it is exceeded.
+        What the ledger holds already is part of the target. The target becomes the engine's budget, unless it was
+        given one: training ends before it is exceeded.
         """
         if (epochs is None) == (steps is None):
             raise ConfigurationError("give either epochs= or steps=, and not both")
@@ -187,7 +201,7 @@ class PrivacyEngine:
             raise NoGuaranteeError("no noise reaches an epsilon where the guarantee is none: " + "; ".join(reasons))
         from adadp.accounting.calibration import calibrate_noise  # the accounting stack is needed only here
 
-        spent = self._open(drawn.neighbours).composition()
+        spent = self._open().composition()
 
         def composition(noise_multiplier: float) -> list[tuple[Event, int]]:
             return [*spent, (drawn.event(noise_multiplier), planned)]
@@ -199,24 +213,30 @@ class PrivacyEngine:
             accountant=self._accountant_for(drawn),
             neighbours=drawn.neighbours,
         )
-        if self.budget is None:
-            self.budget = Budget(target_epsilon, target_delta)
-        return self.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=found.noise_multiplier,
-            clipping=chosen,
-            sampling=drawn.name,
-            steps=planned,
-            **settings,
-        )
+        before = self.budget
+        if before is None or before is self._target:  # a budget of the user's own stays
+            self.budget = self._target = Budget(target_epsilon, target_delta)
+        try:
+            return self.make_private(
+                module=module,
+                optimizer=optimizer,
+                data_loader=data_loader,
+                noise_multiplier=found.noise_multiplier,
+                clipping=chosen,
+                sampling=drawn.name,
+                steps=planned,
+                **settings,
+            )
+        except BaseException:
+            self.budget = before
+            raise
 
     def detach(self, module: nn.Module) -> None:
         """Take the engine's hooks off a module: it is an ordinary one again."""
-        capture = _PRIVATE.pop(module, None)
+        capture = _capture_of(module)
         if capture is not None:
             capture.detach()
+        _PRIVATE.pop(module, None)
 
     def close(self) -> None:
         """End this engine's runs in the ledger. What was reserved and not used is given back."""
@@ -233,8 +253,8 @@ class PrivacyEngine:
 
     def guarantee(self, delta: float) -> Guarantee:
         """What may be said about everything that this engine's ledger holds, at `delta`."""
-        neighbours = self._neighbours or Neighbours.ADD_REMOVE
-        ledger = self._open(neighbours)
+        ledger = self._open()
+        neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
         return make_guarantee(
             ledger.composition(),
             delta,
@@ -257,6 +277,10 @@ class PrivacyEngine:
             raise ConfigurationError(f"clipping must be a name or a Clipping, not {type(clipping).__name__}")
         if max_grad_norm is not None:
             raise ConfigurationError("max_grad_norm goes with a clipping's name: a clipping object has its own bound")
+        if any(part in _SERVING for part in clipping.objects()):
+            raise ConfigurationError(
+                "this clipping (or its shape or source) serves another run, whose state it keeps: make a new one"
+            )
         return clipping
 
     def _sampling(self, loader: DataLoader[Any], sampling: str, poisson_sampling: bool | None) -> Sampling:
@@ -274,7 +298,7 @@ class PrivacyEngine:
         loss_reduction: str,
         loss_scale: float,
     ) -> None:
-        if module in _PRIVATE:
+        if is_private(module):
             raise ConfigurationError("this module is private already; engine.detach(module) makes it an ordinary one")
         check_module(module)
         check_optimizer(module, optimizer)
@@ -288,9 +312,10 @@ class PrivacyEngine:
     def _accountant_for(self, sampling: Sampling) -> str:
         return "rdp" if sampling.neighbours == Neighbours.REPLACE_ONE else self.accountant_name
 
-    def _open(self, neighbours: Neighbours) -> Ledger:
+    def _open(self) -> Ledger:
         if self._ledger is None:
-            self._ledger = Ledger(self._ledger_path, dataset=self._dataset, neighbours=neighbours)
+            # Its relation is what the file says, or what the first run's plan says.
+            self._ledger = Ledger(self._ledger_path, dataset=self._dataset, neighbours=None)
         return self._ledger
 
     def _start(self, sampling: Sampling, noise_multiplier: float, clipping: Clipping, steps: int | None) -> Run:
@@ -299,8 +324,8 @@ class PrivacyEngine:
                 f"{sampling.name} sampling compares {sampling.neighbours} datasets, but this engine's ledger holds "
                 f"{self._neighbours} releases: one ledger has one relation. Use another engine."
             )
-        self._neighbours = sampling.neighbours
         plan = {
+            "neighbours": str(sampling.neighbours),
             "examples": sampling.examples,
             "lot": sampling.lot,
             "sampling": sampling.name,
@@ -309,10 +334,9 @@ class PrivacyEngine:
             "steps": steps,
         }
         seed = self.seed if not self._runs else None  # one seed, one stream of numbers, however many models
-        run = self._open(sampling.neighbours).start(
-            plan, seed=seed, budget=self.budget, accountant=self._accountant_for(sampling)
-        )
+        run = self._open().start(plan, seed=seed, budget=self.budget, accountant=self._accountant_for(sampling))
         self._runs.append(run)
+        self._neighbours = sampling.neighbours
         return run
 
     def _note(self, clipping: Clipping, loss_reduction: str) -> None:
@@ -320,9 +344,21 @@ class PrivacyEngine:
             self._assumptions[text.format(reduction=loss_reduction)] = None
 
 
+def _number(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"{name} must be a number, not {value!r}") from None
+
+
+def _capture_of(module: nn.Module) -> Capture | None:
+    reference = _PRIVATE.get(module)
+    return None if reference is None else reference()
+
+
 def is_private(module: nn.Module) -> bool:
     """Whether an engine watches this module."""
-    return module in _PRIVATE
+    return _capture_of(module) is not None
 
 
 __all__ = ["PrivacyEngine", "is_private"]

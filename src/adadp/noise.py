@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 
@@ -9,21 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adadp.errors import ConfigurationError
 from adadp.gradients.per_example import accumulation_dtype
 
 
 class Randomness:
     """Gaussian and uniform draws.
 
-    By default PyTorch's generator, started from 64 bits of the system's entropy: fast, and unpredictable to whoever
-    does not see its output un-noised, but not a cryptographic generator. `secure=True` takes every bit from the system's
-    cryptographic source instead (slower). A `seed` is for tests and papers: whoever knows it can take the noise off.
+    By default PyTorch's generator, started from 256 bits of the system's entropy: fast, and unpredictable to whoever
+    does not see its output un-noised, but not a cryptographic generator. `secure=True` takes every bit from the
+    system's cryptographic source instead (slower). A `seed` is for tests and papers: whoever knows it can take the
+    noise off.
     """
 
     def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
         self.seeded = seed is not None
         self.secure = secure and seed is None
-        self._seed = secrets.randbits(63) if seed is None else seed
+        self._seed = secrets.randbits(256) if seed is None else seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
     @property
@@ -40,9 +43,7 @@ class Randomness:
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
-            generator = torch.Generator(device)
-            generator.manual_seed(self._seed + len(self._generators))
-            self._generators[device] = generator
+            self._generators[device] = _started(device, f"{self._seed} {device.type} {device.index or 0}")
         return self._generators[device]
 
     def normal(self, like: Tensor) -> Tensor:
@@ -61,6 +62,32 @@ class Randomness:
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0..count-1."""
         return self.uniform(count).argsort()
+
+
+_CPU_STATE_BYTES = 5056  # PyTorch's Mersenne Twister: three words, 624 words of state, what is left of normal draws
+_CPU_WORDS = slice(3, 3 + 624)
+
+
+def _started(device: torch.device, name: str) -> torch.Generator:
+    """A generator whose whole state follows from `name`; different names and devices share no stream.
+
+    On a CPU `manual_seed` uses the last 32 bits of its argument only. So few can be tried one by one until the noise
+    comes off, so the Twister's state is filled here.
+    """
+    stream = hashlib.shake_256(name.encode()).digest(8 + 4 * 624)
+    generator = torch.Generator(device)
+    generator.manual_seed(int.from_bytes(stream[:8], "little") >> 1)
+    if device.type == "cpu":
+        state = generator.get_state()
+        if len(state) != _CPU_STATE_BYTES:
+            raise ConfigurationError(
+                "the state of this PyTorch's generator is not laid out as known, so it cannot be started from enough "
+                "entropy: use secure_mode=True"
+            )
+        words = np.frombuffer(stream[8:], dtype=np.uint32).astype(np.int64)
+        state.view(torch.int64)[_CPU_WORDS] = torch.from_numpy(words)
+        generator.set_state(state)
+    return generator
 
 
 def _uniform_from(source: object, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

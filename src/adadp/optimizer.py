@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,9 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer = optimizer
         self._step, self._loader, self._expose_raw = step, loader, expose_raw
         self._parameters = dict(module.named_parameters())
+        self._own: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # the gradients that were set here, as they were set
+        for parameter in self._parameters.values():
+            parameter.grad = None  # whatever stood here before was not made private
         # Not calling Optimizer.__init__: all of its state is the wrapped optimizer's.
         self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
         self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
@@ -80,8 +84,8 @@ class PrivateOptimizer(Optimizer):
         """How many examples' gradients were not finite so far. Not noised: it takes the guarantee away."""
         if not self._expose_raw:
             raise NoGuaranteeError(
-                "raw_nonfinite is a count over private examples without noise: make_private(..., expose_raw=True) shows it, "
-                "and the guarantee is none from then on"
+                "raw_nonfinite is a count over private examples without noise: make_private(..., expose_raw=True) "
+                "shows it, and the guarantee is none from then on"
             )
         return 0 if self._step.nonfinite is None else int(self._step.nonfinite)
 
@@ -104,8 +108,8 @@ class PrivateOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None) -> Any:
         """Add the current microbatch; when its lot is complete, release its private gradient and step with it."""
-        if getattr(self, "grad_scale", None) is not None:
-            self.grad_scale = None
+        if getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None:
+            self.grad_scale = self.found_inf = None
             raise TrainingLoopError(
                 "a GradScaler looks for overflows in gradients that are not private and skips steps because of them. "
                 "Use bfloat16 autocast, which needs no scaling, or a fixed make_private(..., loss_scale=) with "
@@ -120,6 +124,7 @@ class PrivateOptimizer(Optimizer):
             raise TrainingLoopError(
                 "optimizer.step() without a lot: the batches must come from the data loader that make_private returned"
             )
+        self._refuse_unseen()
         self._step.add(microbatch)
         if not microbatch.last:
             return loss
@@ -132,9 +137,29 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.step()
         return loss
 
+    def _refuse_unseen(self) -> None:
+        """A gradient on the weights where no layer was seen to run is one of data that went past the engine."""
+        if self._step.capture.recorded:
+            return
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None and not self._is_own(name) and bool(parameter.grad.any()):
+                raise TrainingLoopError(
+                    f"{name} has a gradient, but no backward pass through the private module was seen: "
+                    "model.forward(x) goes past the engine where model(x) does not."
+                )
+
+    def _is_own(self, name: str) -> bool:
+        """Whether what stands in .grad is the private gradient of an earlier step, untouched."""
+        reference, version = self._own.get(name, (lambda: None, 0))
+        gradient = self._parameters[name].grad
+        return gradient is not None and gradient is reference() and gradient._version == version
+
     def _set_gradients(self) -> None:
         for name, gradient in self._step.release().items():
             parameter = self._parameters[name]
             private = gradient.to(parameter.dtype)
-            # What stands in .grad came from terms of the loss on the weights themselves: it is free of data.
-            parameter.grad = private if parameter.grad is None else private + parameter.grad
+            if parameter.grad is not None:
+                # It came from terms of the loss on the weights themselves, which are free of data.
+                private = private + parameter.grad / (1.0 if self._is_own(name) else self._step.loss_scale)
+            parameter.grad = private
+            self._own[name] = weakref.ref(private), private._version

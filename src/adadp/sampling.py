@@ -146,8 +146,8 @@ class Microbatch:
 class PrivateLoader:
     """Gives out a DataLoader's batches by lots drawn with `sampling`; made by the engine.
 
-    It has the wrapped loader's dataset, collate function, workers and pinned memory. `len()` is the number of lots in an
-    epoch. `current` says which microbatch the loop holds; it is None before the first.
+    It has the wrapped loader's dataset, collate function, workers and pinned memory. `len()` is the number of lots
+    in an epoch. `current` says which microbatch the loop holds; it is None before the first.
     """
 
     def __init__(
@@ -183,11 +183,13 @@ class PrivateLoader:
         return len(self.sampling)
 
     def __iter__(self) -> Iterator[Any]:
-        self._plan.clear()
         if self.stopped:
             return
-        for batch in self._whole_tensors() if self._in_memory else self._loader:
-            self.current = self._plan.popleft()
+        # Each iteration has its own plan: what an earlier one had fetched ahead when the loop left it is not ours.
+        plan = self._plan = deque()
+        batches = self._whole_tensors() if self._in_memory else iter(self._loader)
+        for batch in batches:
+            self.current = plan.popleft()
             if self.on_microbatch is not None:
                 self.on_microbatch(self.current)
             yield batch
@@ -202,13 +204,17 @@ class PrivateLoader:
     def _whole_tensors(self) -> Iterator[list[torch.Tensor]]:
         """What the loader would give for tensors in memory, by one indexing instead of one for each example."""
         assert isinstance(self.dataset, TensorDataset)
-        for indices in self.microbatches():
-            chosen = torch.tensor(indices)
-            yield [tensor[chosen.to(tensor.device)] for tensor in self.dataset.tensors]
+        tensors = self.dataset.tensors
+        chosen = map(torch.tensor, self.microbatches())
+        return ([tensor[indices.to(tensor.device)] for tensor in tensors] for indices in chosen)
 
     def microbatches(self) -> Iterator[list[int]]:
         """The indices of each microbatch of an epoch; what it is is noted in the order in which they are given out."""
+        return self._noted(self._plan)
+
+    def _noted(self, plan: deque[Microbatch]) -> Iterator[list[int]]:
         for lot in self.sampling.draw(self._randomness):
+            number, self._lots = self._lots, self._lots + 1  # now: a loop that breaks off here does not come back
             indices = lot.tolist()
             keep = bool(indices)
             if not keep:
@@ -217,9 +223,8 @@ class PrivateLoader:
             pieces = [indices[start : start + size] for start in range(0, len(indices), size)]
             for index, piece in enumerate(pieces):
                 last = index == len(pieces) - 1
-                self._plan.append(Microbatch(self._lots, index, last, len(piece), keep))
+                plan.append(Microbatch(number, index, last, len(piece), keep))
                 yield piece
-            self._lots += 1
 
 
 class _Batches:

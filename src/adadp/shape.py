@@ -240,9 +240,10 @@ class Diagonal(Shape):
 class Kronecker(Shape):
     """A factor for the rows of a parameter's gradient and one for its columns: S^-p g = L^-p g R^-p.
 
-    A parameter of more than two dimensions is a matrix of its first dimension by the rest; a vector has rows only, and
-    those diagonal. Factors are full up to `2 * rank` directions, of rank `rank` plus a multiple of the identity up to
-    `widest`, diagonal beyond. `rank=0` makes every factor diagonal: one scale per row and one per column.
+    A parameter of more than two dimensions is a matrix of its first dimension by the rest; a vector or a single number
+    has rows only, and those diagonal. Factors are full up to `2 * rank` directions, of rank `rank` plus a multiple of
+    the identity up to `widest`, diagonal beyond. `rank=0` makes every factor diagonal: one scale per row
+    and one per column.
     """
 
     low_sensitivity = math.sqrt(2)  # row energies and column energies, each of L2 norm at most |g|_2^2
@@ -268,9 +269,9 @@ class Kronecker(Shape):
         return self.rank != 0 and size <= self.widest
 
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
-        rows, columns = form.shape[0], math.prod(form.shape[1:])
         if len(form.shape) < 2:
-            return {"rows": form.row_energy(keep)}
+            return {"rows": form.square_sum(keep).reshape(-1)}
+        rows, columns = form.shape[0], math.prod(form.shape[1:])
         return {
             "rows": form.row_moments(keep) if self._full(rows) else form.row_energy(keep),
             "columns": form.column_moments(keep) if self._full(columns) else form.column_energy(keep),
@@ -279,19 +280,21 @@ class Kronecker(Shape):
     def low_statistics(self, form: PerExample, weights: Tensor) -> Statistics:
         square = Diagonal().low_statistics(form, weights)["square"]
         if square.ndim < 2:
-            return {"rows": square}
+            return {"rows": square.reshape(-1)}
         matrix = square.reshape(len(square), -1)
         return {"rows": matrix.sum(1), "columns": matrix.sum(0)}
 
     def low_statistics_like(self, parameter: Tensor) -> Statistics:
-        zeros = {"rows": torch.zeros(parameter.shape[0], device=parameter.device)}
-        if parameter.ndim > 1:
-            zeros["columns"] = torch.zeros(math.prod(parameter.shape[1:]), device=parameter.device)
-        return zeros
+        if parameter.ndim < 2:
+            return {"rows": torch.zeros(parameter.numel(), device=parameter.device)}
+        return {
+            "rows": torch.zeros(parameter.shape[0], device=parameter.device),
+            "columns": torch.zeros(math.prod(parameter.shape[1:]), device=parameter.device),
+        }
 
     def moments_of(self, gradient: Tensor) -> Statistics:
         if gradient.ndim < 2:
-            return {"rows": gradient.square()}
+            return {"rows": gradient.square().reshape(-1)}
         matrix = gradient.reshape(len(gradient), -1)
         rows, columns = matrix.shape
         return {
@@ -301,7 +304,7 @@ class Kronecker(Shape):
 
     def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
         if gradient.ndim < 2:
-            return {"rows": self.apply(name, torch.ones_like(gradient) * stddev, self.before).square()}
+            return {"rows": self.apply(name, torch.ones_like(gradient) * stddev, self.before).square().reshape(-1)}
         matrix = gradient.reshape(len(gradient), -1)
         rows, columns = matrix.shape
         left, right = (IDENTITY, IDENTITY) if name not in self._rows else self._pair(name, 2 * self.before)
@@ -335,12 +338,13 @@ class Kronecker(Shape):
             return form
         left, right = self._pair(name, -self.before)
         if len(form.shape) < 2:
-            return form.scaled(left.apply(torch.ones(form.shape, device=self._rows[name].values.device)))
+            values = self._rows[name].values
+            return form.scaled(left.apply(torch.ones_like(values)).reshape(form.shape))
         return form.sandwiched(left, right)
 
     def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
         if exponent == 0 or name not in self._rows:
             return tensor
         left, right = self._pair(name, exponent)
-        matrix = right.apply(tensor.reshape(len(tensor), -1)) if tensor.ndim > 1 else tensor.reshape(len(tensor), 1)
+        matrix = right.apply(tensor.reshape(len(tensor), -1)) if tensor.ndim > 1 else tensor.reshape(-1, 1)
         return left.apply(matrix.mT).mT.reshape(tensor.shape)

@@ -40,7 +40,7 @@ class ModelGradients(Protocol):
         """Per-example gradients of `loss(model(inputs))`, a sum over examples, at the current weights."""
 
 
-class Source(ABC):
+class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of these points
     """Feeds a shape. One object serves one training run; lots are counted in `step`."""
 
     reasons: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Source(ABC):
     def see(self, shape: Shape, gradients: Gradients) -> None:  # noqa: B027 - only Raw looks
         """Called with each microbatch's own gradients."""
 
-    def after_lot(
+    def after_lot(  # noqa: B027
         self,
         shape: Shape,
         released: Mapping[str, Tensor],
@@ -160,8 +160,8 @@ def _accumulate(total: Statistics, more: Statistics) -> None:
 class Probe(_Synthetic):
     """Synthetic inputs through the current weights, with targets drawn from the model's own prediction.
 
-    `inputs` is a callable (count, generator) -> inputs (see `adadp.probes` for ready ones) or an iterable of batches that
-    is gone through again and again. `every` is the number of steps between refreshes, `batch` bounds the memory.
+    `inputs` is a callable (count, generator) -> inputs (see `adadp.probes` for ready ones) or an iterable of batches
+    that is gone through again and again. `every` is the number of steps between refreshes, `batch` bounds the memory.
     """
 
     assumptions = ("the probes that shape the noise are synthetic: they hold nothing of the private data",)
@@ -258,8 +258,8 @@ class Released(Source):
 class Paid(Source):
     """Noisy squared gradients of the lot itself, released together with the gradient as one Gaussian event.
 
-    At every `every`-th step the shape takes `share` of the step's 1/sigma^2 and the gradient the rest, so the step costs
-    what it costs without: 1/sigma^2 = 1/sigma_gradient^2 + 1/sigma_shape^2.
+    At every `every`-th step the shape takes `share` of the step's 1/sigma^2 and the gradient the rest, so the step
+    costs what it costs without: 1/sigma^2 = 1/sigma_gradient^2 + 1/sigma_shape^2.
     """
 
     def __init__(self, *, share: float = 0.1, every: int = 10, decay: float = 0.9) -> None:

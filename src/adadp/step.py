@@ -43,7 +43,7 @@ class PrivateStep:
         self.capture, self.clipping = capture, clipping
         self.noise_multiplier, self.expected_lot = noise_multiplier, expected_lot
         self.event, self._charge, self._randomness = event, charge, randomness
-        self._mean_loss, self._loss_scale = mean_loss, loss_scale
+        self._mean_loss, self.loss_scale = mean_loss, loss_scale
         self._count_nonfinite = count_nonfinite
         self.nonfinite: Tensor | None = None
         self._parameters = dict(capture.module.named_parameters())
@@ -51,54 +51,78 @@ class PrivateStep:
         self._lot: int | None = None
         self._released: int | None = None
         self._next = 0
+        self._lost: Tensor | None = None  # of this lot, not shown before it is charged
 
     # ---- a lot, microbatch by microbatch ------------------------------------------------------------------------
 
     def add(self, microbatch: Microbatch) -> None:
         """Add the bounded contributions of the microbatch whose backward pass has just ended."""
+        if not self.capture.attached:
+            raise TrainingLoopError(
+                "the engine's hooks were taken off this module (engine.detach), so its gradients are those of all "
+                "examples together, and not private. Use the ordinary optimizer, or make_private again."
+            )
         if microbatch.lot == self._released:
             raise TrainingLoopError(
                 f"lot {microbatch.lot} was released already: a second release of the same lot is not covered. Call "
                 "optimizer.step() once for each batch of the loader."
             )
+        try:
+            bounded = self._bounded(microbatch)
+        except BaseException:
+            self._drop()  # a lot that lost a part because of what was in it must not be released
+            raise
+        self._next += 1
+        for name, value in bounded.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def _bounded(self, microbatch: Microbatch) -> Release:
         if microbatch.lot != self._lot:
             self._begin(microbatch.lot)
         if microbatch.index != self._next:
-            self._lot = None
             raise TrainingLoopError(
-                f"microbatch {microbatch.index} of lot {microbatch.lot} came where {self._next} was due: optimizer.step() "
-                "must be called exactly once for each batch of the loader (it does nothing but add up until the lot "
-                "is complete)"
+                f"microbatch {microbatch.index} of lot {microbatch.lot} came where {self._next} was due: "
+                "optimizer.step() must be called exactly once for each batch of the loader (it does nothing but add up "
+                "until the lot is complete)"
             )
-        self._next += 1
-        for name, value in self.clipping.bound(self._gradients(microbatch)).items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        return self.clipping.bound(self._gradients(microbatch))
+
+    def _drop(self) -> None:
+        self._lot, self._next, self._sums, self._lost = None, 0, {}, None
 
     def _begin(self, lot: int) -> None:
-        self._lot, self._next, self._sums = lot, 0, {}
+        self._drop()
+        self._lot = lot
         active = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.clipping.begin(active, self)
 
     def _gradients(self, microbatch: Microbatch) -> Gradients:
         count = microbatch.count
         forms = self.capture.take(count)
-        scale = (count if self._mean_loss else 1.0) / self._loss_scale
+        scale = (count if self._mean_loss else 1.0) / self.loss_scale
         device = next(iter(self._parameters.values())).device
         keep = torch.full((count,), microbatch.keep, device=device)
         gradients = Gradients(forms, count, scale=scale, keep=keep)
         if self._count_nonfinite:
             lost = (~gradients.norms().isfinite() & keep).sum()
-            self.nonfinite = lost if self.nonfinite is None else self.nonfinite + lost
+            self._lost = lost if self._lost is None else self._lost + lost
         return gradients
 
     # ---- its release --------------------------------------------------------------------------------------------
 
     def release(self) -> Release:
         """The lot's private gradient, a mean over the expected lot, by parameter name. Charged before it is made."""
-        self._charge(self.event)
+        try:
+            self._charge(self.event)
+        except BaseException:
+            self._drop()
+            raise
+        if self._lost is not None:
+            self.nonfinite = self._lost if self.nonfinite is None else self.nonfinite + self._lost
         stddev = self.clipping.stddev(self.noise_multiplier)
         noisy = {name: value + stddev[name] * self._randomness.normal(value) for name, value in self._sums.items()}
-        self._sums, self._released, self._lot = {}, self._lot, None
+        self._released = self._lot
+        self._drop()
         # ------------------------------------------------------------------------------ the line: noised from here on
         released = self.clipping.release(noisy, stddev)
         return {name: value / self.expected_lot for name, value in released.items()}
@@ -109,7 +133,8 @@ class PrivateStep:
         """Per-example gradients of `loss(model(inputs))`, a sum over examples, at the current weights."""
         device = next(iter(self._parameters.values())).device
         moved = torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
-        with self.capture.aside(), torch.enable_grad():
+        own = [device] if device.type == "cuda" else []  # dropout inside must not move the user's generators
+        with self.capture.aside(), torch.enable_grad(), torch.random.fork_rng(devices=own):
             loss(_call(self.capture.module, moved)).backward()  # type: ignore[no-untyped-call]
             leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(moved) if isinstance(leaf, Tensor)]
             count = len(leaves[0])

@@ -17,11 +17,16 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from adadp.errors import ConfigurationError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture import Observed
+
+_REPARAMETRIZING = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
 def problems(module: nn.Module) -> list[str]:
@@ -41,8 +46,15 @@ def problems(module: nn.Module) -> list[str]:
             )
         elif isinstance(part, DataParallel | DistributedDataParallel):
             found.append(f"{here} splits batches over devices: pass the module inside it")
-        elif type(part).__name__ == "OptimizedModule":
+        elif type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None:
             found.append(f"{here} was compiled as a whole: pass the module before torch.compile")
+        elif isinstance(part, torch.jit.ScriptModule):
+            found.append(f"{here} is TorchScript, which cannot be watched: pass the nn.Module it was made from")
+        elif any(isinstance(hook, _REPARAMETRIZING) for hook in part._forward_pre_hooks.values()):
+            found.append(
+                f"{here} computes its weights from others before it runs (weight_norm, spectral_norm or pruning): its "
+                "per-example gradients are not known. Remove it (torch.nn.utils.remove_weight_norm and its like)."
+            )
         elif parametrize.is_parametrized(part):
             found.append(
                 f"{here} computes its weights from others (torch.nn.utils.parametrize): its per-example gradients are "
@@ -100,6 +112,8 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
         raise ConfigurationError(
             "LBFGS evaluates the loss several times a step, each of them a release: use SGD or Adam"
         )
+    if hasattr(optimizer, "original_optimizer"):
+        raise ConfigurationError("the optimizer is private already: pass the ordinary one (its original_optimizer)")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     strangers = held - set(names)
@@ -121,9 +135,9 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 class IndependenceCheck:
     """Tries out, on the first batch that a model sees, that its examples do not influence each other.
 
-    A few examples go through three times: as they are, with one of them replaced, and with one of them left out.
-    For the others, nothing may change anywhere in the model, and every layer must see one example less. Modules
-    that keep statistics of what they saw are found by their buffers.
+    A few examples go through: as they are, with one of them replaced, and with one of them left out. For the others,
+    nothing may change anywhere in the model, and every layer must see one example less. Modules that keep
+    statistics of what they saw are found by their buffers.
     """
 
     def __init__(self, capture: Capture, batch_first: bool) -> None:
@@ -133,68 +147,113 @@ class IndependenceCheck:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
         """Check `module`, once, on a few of the `count` examples in its arguments."""
-        if id(module) in self._done or count < 3:
+        if id(module) in self._done or count < 2:  # one example has nothing to mix with
             return
         leaves, form = pytree.tree_flatten((args, kwargs))
         batched = [self._batch_dimension(leaf, count) for leaf in leaves]
         if all(dimension is None for dimension in batched):
             return
-        self._done.add(id(module))
         keep = list(range(min(count, 4)))
+        other = self._unlike_the_first(leaves, batched, count)
 
-        def run(indices: Sequence[int]) -> Observed:
+        def run(indices: Sequence[int], seed: int = 0) -> Observed:
             chosen = [
                 leaf if dimension is None else leaf.index_select(dimension, torch.tensor(indices, device=leaf.device))
                 for leaf, dimension in zip(leaves, batched, strict=True)
             ]
             some_args, some_kwargs = pytree.tree_unflatten(chosen, form)
             with torch.random.fork_rng(), self._capture.observing() as seen:
-                torch.manual_seed(0)  # the same dropout in each run
+                torch.manual_seed(seed)  # the same dropout in each run
                 module(*some_args, **some_kwargs)
             return seen
 
-        versions = {name: buffer._version for name, buffer in module.named_buffers()}
-        whole, replaced, fewer = run(keep), run([keep[1], *keep[1:]]), run(keep[:-1])
-        self._refuse_statistics(module, versions)
+        buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+        whole, redrawn = run(keep), run(keep, seed=1)
+        replaced, fewer = run([other or 1, *keep[1:]]), run(keep[:-1])
+        self._refuse_statistics(module, buffers)
         self._refuse_mixing(whole, replaced, len(keep))
         self._refuse_tables(whole, fewer, len(keep))
+        self._refuse_counting(whole, redrawn, fewer, len(keep))
+        if other is not None:  # examples that are all alike show nothing: look again at the next batch
+            self._done.add(id(module))
 
     def _batch_dimension(self, leaf: Any, count: int) -> int | None:
         if not isinstance(leaf, Tensor):
             return None
         return next((d for d in self._dimensions if leaf.ndim > d and leaf.shape[d] == count), None)
 
-    def _refuse_statistics(self, module: nn.Module, versions: dict[str, int]) -> None:
+    @staticmethod
+    def _unlike_the_first(leaves: Sequence[Any], batched: Sequence[int | None], count: int) -> int | None:
+        """An example that is not the first one over again, if there is one."""
+        unlike = torch.zeros(count, dtype=torch.bool)
+        for leaf, dimension in zip(leaves, batched, strict=True):
+            if dimension is not None:
+                rows = leaf.detach().movedim(dimension, 0).reshape(count, -1)
+                unlike |= (rows != rows[:1]).any(1).cpu()
+        found = unlike.nonzero().flatten()
+        return int(found[0]) if len(found) else None
+
+    def _refuse_statistics(self, module: nn.Module, before: dict[str, tuple[Tensor, int]]) -> None:
         for name, buffer in module.named_buffers():
-            if buffer._version != versions.get(name, buffer._version):
+            known, version = before.get(name, (None, 0))
+            if buffer is not known or buffer._version != version:
                 raise UnsupportedModuleError(
-                    f"the buffer {name} changes when the model runs: statistics of the data that leave training without "
-                    "noise. Freeze it, or replace the module that keeps it."
+                    f"the buffer {name} changes when the model runs: statistics of the data that leave training "
+                    "without noise. Freeze it, or replace the module that keeps it."
                 )
 
     def _refuse_mixing(self, whole: Observed, replaced: Observed, count: int) -> None:
+        given = {
+            name
+            for (name, before, _), (_, after, _) in zip(whole.inputs, replaced.inputs, strict=False)
+            if self._differs(before, after, count, slice(1, None))
+        }
         for (name, before), (_, after) in zip(whole.outputs, replaced.outputs, strict=False):
-            for one, other in zip(before, after, strict=False):
-                dimension = self._batch_dimension(one, count)
-                if dimension is None or one.shape != other.shape:
-                    continue
-                others = slice(1, None)
-                same = one.movedim(dimension, 0)[others], other.movedim(dimension, 0)[others]
-                if not torch.allclose(*same, rtol=1e-3, atol=1e-5, equal_nan=True):
+            for one, another in zip(before, after, strict=False):
+                if self._differs(one, another, count, slice(1, None)):
+                    # A layer that was given mixed examples is not the one that mixed them.
+                    around = name.rpartition(".")[0] or "the model"
+                    who = f"{around} (what it gives to {name})" if name in given else name
                     raise UnsupportedModuleError(
-                        f"{name} mixes examples: replacing one example of a batch changes its output for the others, so a "
-                        "bound on one example's gradient does not bound its influence. Use layers that work on each "
+                        f"{who} mixes examples: replacing one example of a batch changes the output for the others, so "
+                        "a bound on one example's gradient does not bound its influence. Use layers that work on each "
                         "example alone."
                     )
 
+    def _refuse_counting(self, whole: Observed, redrawn: Observed, fewer: Observed, count: int) -> None:
+        for (name, before), (_, again), (_, after) in zip(whole.outputs, redrawn.outputs, fewer.outputs, strict=False):
+            for one, twin, another in zip(before, again, after, strict=False):
+                dimension = self._batch_dimension(one, count)
+                if dimension is None or self._batch_dimension(another, count - 1) != dimension:
+                    continue
+                if self._differs(one, twin, count, slice(None)):
+                    continue  # it draws random numbers, and draws others for fewer examples
+                if self._differs(one.narrow(dimension, 0, count - 1), another, count - 1, slice(None)):
+                    raise UnsupportedModuleError(
+                        f"{name} mixes examples: its output for an example depends on how many others there are. "
+                        "Leave the mean over examples to the loss."
+                    )
+
+    def _differs(self, one: Tensor, other: Tensor, count: int, rows: slice) -> bool:
+        dimension = self._batch_dimension(one, count)
+        if dimension is None or one.shape != other.shape:
+            return False
+        first, second = one.movedim(dimension, 0)[rows], other.movedim(dimension, 0)[rows]
+        finite = first[first.isfinite()].abs()
+        size = float(finite.max()) if finite.numel() else 1.0  # small outputs are compared at their own size
+        return not torch.allclose(first, second, rtol=1e-3, atol=1e-5 * min(size, 1.0), equal_nan=True)
+
     def _refuse_tables(self, whole: Observed, fewer: Observed, count: int) -> None:
-        for (name, before), (_, after) in zip(whole.inputs, fewer.inputs, strict=False):
-            dimension = self._batch_dimension(before, count)
-            if dimension is not None and (after.ndim <= dimension or after.shape[dimension] != count - 1):
+        for (name, _, before), (_, _, after) in zip(whole.inputs, fewer.inputs, strict=False):
+            if not any(
+                before.ndim > d and after.ndim > d and before.shape[d] == count and after.shape[d] == count - 1
+                for d in self._dimensions
+            ):
                 raise UnsupportedModuleError(
-                    f"{name} is given {count} rows however many examples there are (a table of positions, for instance): "
-                    "its gradient is shared by all of them. Expand the table over the batch before the layer, or "
-                    "freeze the layer."
+                    f"{name} does not see one row less when there is one example less (a table of positions, for "
+                    "instance, or examples folded into another dimension): its gradients cannot be told apart by "
+                    "example. Keep examples in the first dimension (batch_first=False for [T, N, ...]), expand a table "
+                    "over the batch before the layer, or freeze the layer."
                 )
 
 
@@ -227,9 +286,10 @@ def check_criterion(criterion: Callable[..., Tensor], loss_reduction: str) -> bo
         (normal(4, 1), torch.rand(4, 1, generator=generator, dtype=torch.float64)),
         (normal(4), torch.rand(4, generator=generator, dtype=torch.float64)),
     ]
+    if isinstance(criterion, nn.Module):
+        criterion = copy.deepcopy(criterion).double()  # the user's own stays as it is
     for outputs, targets in candidates:
         try:
-            criterion = criterion.double() if isinstance(criterion, nn.Module) else criterion
             reference = _output_gradients(criterion, outputs, targets, loss_reduction)
         except Exception:
             continue
@@ -242,8 +302,8 @@ def check_criterion(criterion: Callable[..., Tensor], loss_reduction: str) -> bo
             if not torch.allclose(reference[1:], other, rtol=1e-6, atol=1e-9):
                 raise ConfigurationError(
                     "the criterion mixes examples: the gradient of one example's loss changes with the others. "
-                    "Weighted means divide by the batch's weights and contrastive losses compare examples; use a loss that is a "
-                    f"plain {loss_reduction} over examples."
+                    "Weighted means divide by the batch's weights and contrastive losses compare examples; use a loss "
+                    f"that is a plain {loss_reduction} over examples."
                 )
         return True
     return False
@@ -251,5 +311,8 @@ def check_criterion(criterion: Callable[..., Tensor], loss_reduction: str) -> bo
 
 def _output_gradients(criterion: Callable[..., Tensor], outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
     leaf = outputs.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(criterion(leaf, targets).sum(), leaf)
+    loss = criterion(leaf, targets)
+    # A loss for each example is put together by the loop, as loss_reduction says.
+    total = loss.mean() if reduction == "mean" and loss.ndim else loss.sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
     return gradient * (len(outputs) if reduction == "mean" else 1)

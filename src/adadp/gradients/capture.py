@@ -83,7 +83,7 @@ class Observed:
     """What modules gave and what layers were given, while `Capture.observing` was on."""
 
     outputs: list[tuple[str, list[Tensor]]] = field(default_factory=list)
-    inputs: list[tuple[str, Tensor]] = field(default_factory=list)
+    inputs: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # a layer's, with the output it gave
 
 
 class FirstCall(Protocol):
@@ -195,7 +195,8 @@ class Capture:
             self._slots_of[id(part)] = own
         for part in watched:
             hooks = _Hooks(self)
-            self._handles.append(part.register_forward_pre_hook(hooks.before, with_kwargs=True))
+            # First of all: a hook that computes with the parameters must not find the parameters themselves.
+            self._handles.append(part.register_forward_pre_hook(hooks.before, with_kwargs=True, prepend=True))
             self._handles.append(part.register_forward_hook(hooks.after, with_kwargs=True, always_call=True))
             if id(part) in self._layers:
                 self._layers[id(part)].install(part, self)
@@ -208,6 +209,16 @@ class Capture:
         for part in self.module.modules():
             if id(part) in self._layers:
                 self._layers[id(part)].uninstall(part)
+
+    @property
+    def attached(self) -> bool:
+        """Whether the module is watched still. If not, its gradients are those of all examples together."""
+        return bool(self._handles)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a backward pass came through a watched layer since the last `take`."""
+        return bool(self._records)
 
     # ---- while modules run -------------------------------------------------------------------------------------
 
@@ -227,8 +238,7 @@ class Capture:
                 slot.lend()
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        active = self._running.pop()
-        if not active:
+        if not self._running or not self._running.pop():  # empty when the check of the first call refused it
             return None
         try:
             if self._observed is not None:
@@ -272,7 +282,7 @@ class Capture:
         if not names:
             return tuple(outputs)
         if self._observed is not None and saved:
-            self._observed.inputs.append((self.module_name(module), saved[0].detach()))
+            self._observed.inputs.append((self.module_name(module), saved[0].detach(), outputs[0].detach()))
         recomputed = _backward_pass() != -1
         call = _Call(layer, module, names, context, self.tag, self._staged, recomputed)
         kept = [tensor.detach() for tensor in saved]
