@@ -58,6 +58,10 @@ class Clipping(ABC):
     def stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
         """The standard deviation of the noise for each entry of `bound`."""
 
+    def complete(self, sums: Release) -> Release:
+        """The lot's sum when all its microbatches are in, just before the noise. Nothing sound has work to do here."""
+        return sums
+
     def release(self, noisy: Release, stddev: Mapping[str, float | Tensor]) -> Release:
         """Turn the noised sum into one gradient per parameter. Post-processing."""
         return noisy
@@ -349,6 +353,12 @@ class Grouped(Clipping):
         for member in self._active:
             noise |= member.stddev(noise_multiplier * math.sqrt(len(self._active)))
         return noise
+
+    def complete(self, sums: Release) -> Release:
+        whole: Release = {}
+        for member in self._active:
+            whole |= member.complete({k: v for k, v in sums.items() if _parameter_of(k) in member.parameters})
+        return whole
 
     def release(self, noisy: Release, stddev: Mapping[str, float | Tensor]) -> Release:
         released: Release = {}

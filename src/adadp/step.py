@@ -120,7 +120,8 @@ class PrivateStep:
         if self._lost is not None:
             self.nonfinite = self._lost if self.nonfinite is None else self.nonfinite + self._lost
         stddev = self.clipping.stddev(self.noise_multiplier)
-        noisy = {name: value + stddev[name] * self._randomness.normal(value) for name, value in self._sums.items()}
+        sums = self.clipping.complete(self._sums)
+        noisy = {name: value + stddev[name] * self._randomness.normal(value) for name, value in sums.items()}
         self._released = self._lot
         self._drop()
         # ------------------------------------------------------------------------------ the line: noised from here on
