@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
+from adadp.gradients import per_example
 from adadp.gradients.capture import Capture
-from adadp.gradients.embedding import Rows
+from adadp.gradients.embedding import Rows, Tied
+from adadp.gradients.per_example import Products, merged
 from tests.gradients.reference import assert_forms, assert_matches, by_func, by_loop, captured
 
 DTYPES = [torch.float64, torch.float32]
@@ -67,7 +69,7 @@ def _loss(output: Tensor) -> Tensor:
     return loss_of(output)
 
 
-class Tied(nn.Module):
+class TiedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(7, 3)
@@ -79,9 +81,35 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_table_shared_with_the_scores(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_table_shared_with_the_scores(monkeypatch: pytest.MonkeyPatch, large: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    assert_matches(Tied().to(dtype), [ids(5, 4)])
+    model = TiedModel().to(dtype)
+    expected = by_func(model, [ids(5, 4)])
+    if large:
+        monkeypatch.setattr(per_example, "DENSE_BYTES", 100)
+    forms = captured(model, [ids(5, 4)])
+    assert isinstance(forms["table.weight"], Tied) == large
+    assert_forms(forms, expected, 1e-9 if dtype == torch.float64 else 1e-4)
+
+
+def test_look_ups_and_products_that_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both parts are huge and their sum is what rounding leaves."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(per_example, "DENSE_BYTES", 1)
+    places = ids(3, 4)
+    inputs = torch.randn(3, 4, 3) * 1e4
+    outputs = nn.functional.one_hot(places, 7).float() * torch.randn(3, 4, 1)
+    rows = Rows.summed(places, -(inputs * outputs.sum(2, keepdim=True)), (7, 3))
+    form = merged([Products(inputs, outputs), rows])
+    assert isinstance(form, Tied)
+    for example in range(3):
+        alone = torch.zeros(3)
+        alone[example] = 1
+        added = form.weighted_sum(alone, alone != 0).double().norm()
+        bound = form.squared_norms()[example].sqrt()
+        assert added <= bound
+        assert bound < 1, "far too large"
 
 
 def test_table_used_twice() -> None:

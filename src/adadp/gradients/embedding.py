@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,18 @@ from torch import Tensor, nn
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.linear import tokens
-from adadp.gradients.per_example import PerExample, accumulation_dtype, drop, squares, stored_or_recomputed
+from adadp.gradients.per_example import (
+    PerExample,
+    Products,
+    Recomputed,
+    accumulation_dtype,
+    drop,
+    fits,
+    merged,
+    squares,
+    stored_or_recomputed,
+    unit_roundoff,
+)
 
 if TYPE_CHECKING:
     from adadp.shape import Factor
@@ -45,13 +57,20 @@ class Rows(PerExample):
         flat.index_add_(0, (first + places).flatten(), outputs.flatten(0, 1))
         return cls(distinct, flat.view(outputs.shape), shape)
 
-    def joined(self, others: Sequence[PerExample]) -> Rows | None:
-        """Several look-ups in one table: one look-up of all their ids."""
+    def joined(self, others: Sequence[PerExample]) -> PerExample | None:
+        """Several look-ups in one table are one look-up of all their ids; with products beside them, see `Tied`."""
         parts = [self, *(part for part in others if isinstance(part, Rows))]
-        if len(parts) <= len(others):
+        products = [part for part in others if isinstance(part, Products)]
+        if len(parts) + len(products) <= len(others):
             return None
-        rows = torch.cat([part.rows for part in parts], 1)
-        return Rows.summed(torch.cat([part.ids for part in parts], 1), rows, self.shape)
+        ids, rows = torch.cat([part.ids for part in parts], 1), torch.cat([part.rows for part in parts], 1)
+        together = Rows.summed(ids, rows, self.shape)
+        if not products:
+            return together
+        if fits(self.count, self.shape, rows.element_size()):
+            return None
+        joined = merged(products)
+        return Tied(together, joined) if isinstance(joined, Products) else None
 
     def squared_norms(self) -> Tensor:
         return squares(self.rows)
@@ -99,6 +118,41 @@ class Rows(PerExample):
 
     def column_energy(self, keep: Tensor) -> Tensor:
         return drop(self.rows, keep).square().sum((0, 1))
+
+
+class Tied(PerExample):
+    """A table that is looked up and also multiplies, as tied input and output embeddings do: never made dense."""
+
+    def __init__(self, rows: Rows, products: Products) -> None:
+        self.rows, self.products = rows, products
+        self.count, self.shape = rows.count, rows.shape
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        rows, inputs = self.rows.rows.double(), self.products.inputs.double()
+        places = self.rows.ids.unsqueeze(1).expand(-1, self.products.tokens, -1)
+        looked_up = self.products.outputs.gather(2, places).double()  # [n, token, look-up]
+        cross = (looked_up * (inputs @ rows.mT)).sum((1, 2))  # <rows, products>, summed over both
+        length: Tensor = rows.square().sum((1, 2)).sqrt()  # in float64, for the parts may cancel
+        squared = length.square() + self.products.gram_norms() + 2 * cross
+        squared = squared.clamp_min(0) + rows.shape[1] * 2.0**-50 * (length + self.products.reach).square()
+        rounding = self.products.rounding() + unit_roundoff(self.products.outputs) * 4 * length
+        return (squared.sqrt() + rounding).square()
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        return self.products.weighted_sum(weights, keep) + self.rows.weighted_sum(weights, keep)
+
+    def dense(self, examples: slice) -> Tensor:
+        return self.products.dense(examples) + self.rows.dense(examples)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        return Recomputed(self.dense, self.count, self.shape).scaled(scale)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        return Recomputed(self.dense, self.count, self.shape).sandwiched(left, right)
 
 
 def _refuse_options(module: nn.Module, name: str) -> None:

@@ -303,31 +303,35 @@ class Products(PerExample):
 
     @cached_property
     def _squared_norms(self) -> Tensor:
-        inputs, outputs = self.inputs, self.outputs
         if self._way == "vectors":
-            return squares(inputs) * squares(outputs)
+            return squares(self.inputs) * squares(self.outputs)
         if self._way == "stored":
             return self._stored.squared_norms()
-        lengths = norms(inputs.flatten(0, 1)) * norms(outputs.flatten(0, 1))
-        reach = lengths.view(self.count, self.tokens).sum(1)  # sum_t |a_t| |b_t| bounds every partial sum
-        if self._way == "gram":
-            squared = self._gram_norms() + (self.rows + self.columns + self.tokens) * 2.0**-52 * reach.square()
-        else:
-            squared = torch.cat([squares(g) for _, g in self.chunks()])
-        # The norm was taken in one order of summation, the weighted sum uses another: both may err.
-        allowance = (8 + math.sqrt(self.tokens)) * 2.0**-24 if outputs.dtype == torch.float32 else 2.0**-48
-        allowance += 2 * unit_roundoff(outputs)
-        return (squared.sqrt() + allowance * reach).square()
+        gram = self._way == "gram"
+        squared = self.gram_norms() if gram else torch.cat([squares(g) for _, g in self.chunks()])
+        return (squared.sqrt() + self.rounding()).square()
 
-    def _gram_norms(self) -> Tensor:
-        """|sum_t b_t a_t^T|^2 = sum_{t,s} (a_t . a_s)(b_t . b_s), in float64 since tokens may cancel."""
+    @cached_property
+    def reach(self) -> Tensor:
+        """sum_t |a_t| |b_t|: bounds every partial sum."""
+        lengths = norms(self.inputs.flatten(0, 1)) * norms(self.outputs.flatten(0, 1))
+        return lengths.view(self.count, self.tokens).sum(1)
+
+    def rounding(self) -> Tensor:
+        """How far a weighted sum may be from the true one: it is summed in another order than its norm."""
+        allowance = (8 + math.sqrt(self.tokens)) * 2.0**-24 if self.outputs.dtype == torch.float32 else 2.0**-48
+        return (allowance + 2 * unit_roundoff(self.outputs)) * self.reach
+
+    def gram_norms(self) -> Tensor:
+        """|sum_t b_t a_t^T|^2 = sum_{t,s} (a_t . a_s)(b_t . b_s), in float64 since tokens may cancel; a bound."""
         step = max(1, DENSE_BYTES // (8 * self.tokens * (self.rows + self.columns + 2 * self.tokens)))
         parts = []
         for start in range(0, self.count, step):
             a = self.inputs[start : start + step].double()
             b = self.outputs[start : start + step].double()
             parts.append(((a @ a.mT) * (b @ b.mT)).sum((1, 2)))
-        return torch.cat(parts).clamp_min(0) if parts else self.inputs.new_zeros(0, dtype=torch.float64)
+        squared = torch.cat(parts).clamp_min(0) if parts else self.inputs.new_zeros(0, dtype=torch.float64)
+        return squared + (self.rows + self.columns + self.tokens) * 2.0**-52 * self.reach.square()
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms
@@ -435,9 +439,10 @@ def merged(parts: Sequence[PerExample]) -> PerExample:
     """One form for all that a parameter received in a step."""
     if len(parts) == 1:
         return parts[0]
-    joined = parts[0].joined(parts[1:])
-    if joined is not None:
-        return joined
+    for place, part in enumerate(parts):
+        joined = part.joined([*parts[:place], *parts[place + 1 :]])
+        if joined is not None:
+            return joined
 
     def total(examples: slice) -> Tensor:
         return sum_tensors(part.dense(examples) for part in parts)
