@@ -40,6 +40,11 @@ class Allowance:
         self._spent = spent
         self._certified: dict[Event, int] = {}
 
+    def beside(self, spent: Canonical) -> None:
+        """Take `spent` as what everything else in the ledger holds by now."""
+        if spent != self._spent:
+            self._spent, self._certified = spent, {}
+
     def _with(self, counts: Mapping[Event, int]) -> list[tuple[Event, int]]:
         return [*self._spent, *counts.items()]
 

@@ -180,6 +180,16 @@ class Ledger:
             pairs.extend((summary.reserved if live is None else live.charged()).items())
         return canonical(pairs)
 
+    def _reserved_beside(self, run: str) -> Canonical:
+        """What all runs but one may have released by the time that they are asked again."""
+        others = (summary for summary in self._summaries.values() if summary.id != run)
+        return canonical([pair for summary in others for pair in summary.reserved.items() if pair[1]])
+
+    def _trim(self, run: str) -> bool:
+        """Have the other open runs give back what they reserved and did not use. True if any did."""
+        others = [other for name, other in self._open.items() if name != run]
+        return sum(other._trim() for other in others) > 0
+
     def guarantee(self, delta: float, **options: Any) -> Guarantee:
         """What may be said about everything in this ledger. `options` as for `make_guarantee`."""
         from adadp.accounting.guarantee import make_guarantee

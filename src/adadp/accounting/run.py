@@ -103,21 +103,31 @@ class Run:
         if self.is_step(event):  # the others are rare and dear: never reserved in excess
             unused = sum(self._left.values())
             count = max(need, min(self._size, MOST_RESERVED - unused, to_come or MOST_RESERVED))
-        if self._allowance is not None:
-            room = self._allowance.room(event, self._reserved, need, to_come)
-            if room < need and any(self._left.values()):
-                # Reservations of other kinds that were not used must not stand in the way.
-                self._give_back()
-                room = self._allowance.room(event, self._reserved, need, to_come)
-            if room < need:
-                raise BudgetExhaustedError(self._exhausted(event))
-            count = min(count, room)
-        start = time.perf_counter()
-        self._ledger._reserve(self.id, event, count)
+        with self._ledger._mutex:  # runs that share a budget must not find the same room
+            if self._allowance is not None:
+                count = self._within_budget(self._allowance, event, need, count, to_come)
+            start = time.perf_counter()
+            self._ledger._reserve(self.id, event, count)
         self._reserved[event] = self._reserved.get(event, 0) + count
         self._left[event] = self._left.get(event, 0) + count
         self._since = time.perf_counter()
         self._sync_time = self._since - start
+
+    def _within_budget(self, allowance: Allowance, event: Event, need: int, count: int, to_come: int | None) -> int:
+        """How many may be reserved, `need` to `count`, on top of what this run and all others have reserved."""
+        allowance.beside(self._ledger._reserved_beside(self.id))
+        room = allowance.room(event, self._reserved, need, to_come)
+        if room < need and any(self._left.values()):
+            # Reservations of other kinds that were not used must not stand in the way.
+            self._give_back()
+            room = allowance.room(event, self._reserved, need, to_come)
+        if room < need and self._ledger._trim(self.id):
+            # Nor must those of other runs. From here on they take turns: none is to reserve more than it needs.
+            allowance.beside(self._ledger._reserved_beside(self.id))
+            room = min(need, allowance.room(event, self._reserved, need, to_come))
+        if room < need:
+            raise BudgetExhaustedError(self._exhausted(event))
+        return min(count, room)
 
     def _give_back(self) -> None:
         """Lower every reservation to what was charged of it. None of what is given back was released."""
@@ -127,6 +137,18 @@ class Run:
             self._left[event] = 0
             self._reserved[event] -= left
         self._ledger._give_back(self.id, unused)
+
+    def _trim(self) -> bool:
+        """Give back for another run's sake, unless a thread is charging here at this moment. True if there was any."""
+        if not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            unused = any(self._left.values())
+            if unused:
+                self._give_back()
+            return unused
+        finally:
+            self._mutex.release()
 
     def _choose_size(self) -> None:
         """As few as keep syncing below half a percent of the time, so that little is lost in a crash."""
