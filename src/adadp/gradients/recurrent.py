@@ -34,7 +34,10 @@ class _Recurrent(Rewritten):
     def run(self, taps: Taps, module: nn.Module, input: Any, hx: Any = None) -> Any:
         assert isinstance(module, nn.RNNBase)
         packed = input if isinstance(input, PackedSequence) else None
-        inputs, steps = _padded(taps, module, input)
+        inputs, lengths = _padded(taps, module, input)
+        steps: Tensor | None = None
+        if lengths is not None:
+            steps = (torch.arange(inputs.shape[1]) < lengths.unsqueeze(1)).to(inputs.device)
         directions = 2 if module.bidirectional else 1
         initial = _initial(module, hx, inputs, module.num_layers * directions)
         final: list[State] = []
@@ -51,7 +54,7 @@ class _Recurrent(Rewritten):
             if module.dropout and module.training and level < module.num_layers - 1:
                 inputs = F.dropout(inputs, module.dropout)
         states = tuple(torch.stack(parts) for parts in zip(*final, strict=True))
-        return _unpadded(module, packed, inputs, steps), states if isinstance(module, nn.LSTM) else states[0]
+        return _unpadded(module, packed, inputs, lengths), states if isinstance(module, nn.LSTM) else states[0]
 
     def _along(
         self,
@@ -77,21 +80,18 @@ class _Recurrent(Rewritten):
 
 
 def _padded(taps: Taps, module: nn.RNNBase, given: Tensor | PackedSequence) -> tuple[Tensor, Tensor | None]:
-    """Inputs [n, T, d] in the batch's own order and, of packed ones, which steps exist [n, T]."""
+    """Inputs [n, T, d] in the batch's own order and, of packed ones, their lengths [n], on the CPU."""
     if isinstance(given, PackedSequence):
-        inputs, lengths = pad_packed_sequence(given, batch_first=True)
-        steps = torch.arange(inputs.shape[1]).unsqueeze(0) < lengths.unsqueeze(1)
-        return inputs, steps.to(inputs.device)
+        return pad_packed_sequence(given, batch_first=True)
     if given.ndim != 3:
         raise no_batch(taps, module, given, "[n, length, d] (or [length, n, d] with batch_first=False)")
     return given if module.batch_first else given.transpose(0, 1), None
 
 
-def _unpadded(module: nn.RNNBase, packed: PackedSequence | None, outputs: Tensor, steps: Tensor | None) -> Any:
+def _unpadded(module: nn.RNNBase, packed: PackedSequence | None, outputs: Tensor, lengths: Tensor | None) -> Any:
     """The outputs in the form in which the inputs came."""
-    if packed is None or steps is None:
+    if packed is None or lengths is None:
         return outputs if module.batch_first else outputs.transpose(0, 1)
-    lengths = steps.sum(1).cpu()
     if packed.sorted_indices is not None:
         outputs, lengths = outputs[packed.sorted_indices], lengths[packed.sorted_indices.cpu()]
     data = pack_padded_sequence(outputs, lengths, batch_first=True).data
