@@ -153,10 +153,43 @@ def test_one_sampled_step_is_exact(rate: float, sigma: float) -> None:
         assert exact_sampled_delta(rate, sigma, eps * 0.998) >= 1e-5
 
 
+@pytest.mark.parametrize("rate", [1e-12, 1e-8, 1e-3, 0.5])
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 50.0])
+def test_renyi_divergences_are_not_below_the_exact_ones(rate: float, sigma: float) -> None:
+    """Where the rate is small, dp-accounting's sums lose all their digits; what they may lose is added."""
+    ours = dict(zip(renyi.ORDERS, renyi.divergences(PoissonGaussian(sigma, rate), ADD_REMOVE), strict=True))
+    with mpmath.workdps(60):
+        q, s = mpmath.mpf(rate), mpmath.mpf(sigma)
+        for order in (2, 3, 11, 40, 63, 128, 512):
+            moment = mpmath.fsum(
+                mpmath.binomial(order, k) * (1 - q) ** (order - k) * q**k * mpmath.exp(k * (k - 1) / (2 * s**2))
+                for k in range(order + 1)
+            )
+            exact = mpmath.log(moment) / (order - 1)
+            assert ours[order] >= exact
+            assert ours[order] <= exact * (1 + 1e-9) + 1e-12
+        for order in (1.02, 2.5):  # in between, by the divergence's definition
+            center, width = 0.5, 40 * s
+            points = sorted({-width, 0, center, 1, order, order + width, width})
+            moment = mpmath.quad(
+                lambda x, order=order: (
+                    (1 + q * mpmath.expm1((2 * x - 1) / (2 * s**2))) ** order * mpmath.npdf(x, 0, s)
+                ),
+                points,
+            )
+            assert ours[order] >= mpmath.log(moment) / (order - 1) - mpmath.mpf(10) ** -18
+
+
+def test_next_to_nothing_is_not_an_error() -> None:
+    for name in ACCOUNTANTS:
+        accountant = get_accountant(name)
+        assert accountant.delta([(Gaussian(1e9), 1)], 0.0).delta <= (1 if name == "theorem1" else 1e-6)
+        assert accountant.delta([(PoissonGaussian(50.0, 1e-12), 1)], 1.0).delta < 1
+
+
 def test_many_rare_steps_are_not_free() -> None:
-    """At q=1e-8 dp-accounting's Renyi divergences drown in rounding and its epsilon is 0; the truth is not."""
+    """Included once in a hundred runs, but then in plain sight."""
     composition = [(PoissonGaussian(0.3, 1e-8), 10**6)]
-    # Included at least once: about 1%. One inclusion alone is worth far more than delta at epsilon 3.
     one_step = exact_sampled_delta(1e-8, 0.3, 3.0)
     for name in ACCOUNTANTS:
         assert get_accountant(name).delta(composition, 3.0).delta >= one_step * 10**5
@@ -262,16 +295,33 @@ SETTINGS = st.tuples(
 )
 
 
-@pytest.mark.parametrize("name", list(ACCOUNTANTS))
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(SETTINGS, st.floats(1.05, 3.0))
+@pytest.mark.parametrize("name", ["rdp", "theorem1"])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(SETTINGS, st.floats(1.01, 3.0))
 def test_monotone_in_every_argument(name: str, values: tuple[float, float, int, float, bool], factor: float) -> None:
+    check_monotone(name, values, factor)
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(SETTINGS, st.floats(1.05, 3.0))
+def test_pld_is_monotone_in_every_argument(values: tuple[float, float, int, float, bool], factor: float) -> None:
+    check_monotone("pld", values, factor)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(SETTINGS, st.floats(1.05, 3.0))
+def test_pld_is_monotone_in_many_places(values: tuple[float, float, int, float, bool], factor: float) -> None:
+    check_monotone("pld", values, factor)
+
+
+def check_monotone(name: str, values: tuple[float, float, int, float, bool], factor: float) -> None:
     """More noise and a larger delta never cost more; a larger rate, more steps and one release more never less.
 
     `pld` answers up to 1e-3 of itself: what it refines to depends on the question.
     """
     sigma, rate, steps, delta, other = values
-    slack = 1.001
+    slack = 1.001 if name == "pld" else 1 + 1e-9
 
     def cost(sigma: float, rate: float, steps: int, delta: float, gaussians: int) -> float:
         composition = [(PoissonGaussian(sigma, rate), steps), (Gaussian(3.0), gaussians)]

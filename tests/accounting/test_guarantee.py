@@ -20,7 +20,7 @@ from adadp.accounting.events import (
     event_to_json,
 )
 from adadp.accounting.guarantee import Guarantee, make_guarantee, round_up
-from adadp.errors import ConfigurationError, NoGuaranteeError
+from adadp.errors import AccountingError, ConfigurationError, NoGuaranteeError
 
 STEP = PoissonGaussian(4.0, 0.05)
 
@@ -81,6 +81,16 @@ def test_fixed_sizes_and_filters_use_rdp_by_default() -> None:
     assert (found.accountant, found.order is not None) == ("rdp", True)
     assert "replace-one" in str(found)
     assert make_guarantee([(RenyiBlock(10.0, 1.0), 1), (STEP, 5)], 1e-5).accountant == "rdp"
+
+
+def test_a_relation_without_a_proof_is_none_and_another_accountant_an_error() -> None:
+    found = make_guarantee([(STEP, 5)], 1e-5, neighbours=Neighbours.REPLACE_ONE)
+    assert found.epsilon is None
+    assert "add-or-remove-one" in found.reasons[0]
+    with pytest.raises(AccountingError, match="rdp"):
+        make_guarantee(
+            [(FixedSizeGaussian(4.0, 1000, 10), 5)], 1e-5, accountant="pld", neighbours=Neighbours.REPLACE_ONE
+        )
 
 
 def test_nothing_released_is_free() -> None:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,20 @@ def test_the_first_plan_may_fix_the_relation(path: Path) -> None:
 def test_a_new_file_needs_a_dataset(path: Path) -> None:
     with pytest.raises(ConfigurationError, match="dataset"):
         Ledger(path).start({})
+    assert list(path.parent.iterdir()) == []
+
+
+def test_asking_and_charging_from_two_threads_never_waits_for_ever(path: Path) -> None:
+    ledger = Ledger(path, dataset="digits")
+    run = ledger.start({})
+    asking = threading.Thread(target=lambda: [ledger.composition() for _ in range(3000)], daemon=True)
+    asking.start()
+    for _ in range(3000):
+        run.charge(STEP)
+    asking.join(timeout=30)
+    assert not asking.is_alive()
+    run.close()
+    assert charged(ledger) == {STEP: 3000}
 
 
 @pytest.mark.parametrize("drop", [1, 2, 3])

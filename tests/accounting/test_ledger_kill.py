@@ -32,6 +32,14 @@ while True:
 """
 
 
+def wait_for_releases(released: Path) -> None:
+    """Until the child has released something, however slow the machine is."""
+    before = released.stat().st_size
+    end = time.monotonic() + 5
+    while released.stat().st_size == before and time.monotonic() < end:
+        time.sleep(0.001)
+
+
 def kill_at_random(tmp_path: Path, times: int, seed: int) -> None:
     import adadp
 
@@ -45,6 +53,8 @@ def kill_at_random(tmp_path: Path, times: int, seed: int) -> None:
         with subprocess.Popen(arguments, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             child.stdout.readline()
+            if chance.random() < 0.5:
+                wait_for_releases(released)
             time.sleep(chance.uniform(0, 0.03))
             child.send_signal(signal.SIGKILL)
         if not ledger.exists() or not ledger.read_bytes().count(b"\n"):

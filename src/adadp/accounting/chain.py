@@ -138,7 +138,7 @@ class Chain:
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise LedgerError(
                     f"the ledger {self.path} is in use: another run holds it. Wait for it to end, or give "
                     "this run a ledger of its own and add the costs"

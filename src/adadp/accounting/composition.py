@@ -7,6 +7,7 @@ number, to the last bit.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 
 from adadp.accounting.events import Event, Uncovered
@@ -22,10 +23,11 @@ def canonical(composition: Composition) -> Canonical:
     counts: dict[Event, int] = {}
     for event, count in pairs:
         # A float count such as 1e6 is refused: 0.5 releases have no meaning, and silence would truncate them.
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        whole = hasattr(count, "__index__") and not isinstance(count, bool)
+        if not whole or count < 0:
             raise ConfigurationError(f"the count of {event!r} must be a whole number >= 0, not {count!r}")
         if count:
-            counts[event] = counts.get(event, 0) + count
+            counts[event] = counts.get(event, 0) + operator.index(count)
     return tuple(sorted(counts.items(), key=lambda pair: (type(pair[0]).__name__, repr(pair[0]))))
 
 

@@ -220,7 +220,12 @@ def make_guarantee(
     releases = canonical(composition)
     name = accountant or default_accountant(releases)
     chosen = get_accountant(name)
-    why = tuple(dict.fromkeys((*reasons, *uncovered_reasons(releases))))
+    # What the broadest accountant does not cover, no proof does: that is *none*, not a mistake in the call.
+    broadest = get_accountant("rdp")
+    refusals = (
+        broadest.refusal(event, neighbours) for event, _ in releases if not isinstance(event, Uncovered)
+    )
+    why = tuple(dict.fromkeys((*reasons, *uncovered_reasons(releases), *filter(None, refusals))))
     sampling = "; ".join(describe(event, count) for event, count in releases) or "nothing"
     if why:
         claimed = _claimed(releases)

@@ -16,6 +16,8 @@ case.
 from __future__ import annotations
 
 import hmac
+import json
+import operator
 import os
 import secrets
 import threading
@@ -234,6 +236,8 @@ class Ledger:
             return False
         if self._chain.locked:
             return False
+        if not self._chain.exists():
+            self._require_dataset()  # before a file is made
         self._replay(self._chain.lock())
         try:
             if not self._key:
@@ -247,12 +251,15 @@ class Ledger:
         if self._chain is not None:
             self._chain.unlock()
 
-    def _header(self) -> Record:
+    def _require_dataset(self) -> None:
         if self.path is not None and not self.dataset:
             raise ConfigurationError(
                 f"a new ledger ({self.path}) has to know its dataset: pass dataset=, a name or a keyed "
                 "fingerprint"
             )
+
+    def _header(self) -> Record:
+        self._require_dataset()
         return {
             "kind": "ledger",
             "version": _VERSION,
@@ -276,7 +283,7 @@ class Ledger:
         accountant: str,
         resume: str | None,
     ) -> Run:
-        canonical_json(plan)
+        plan = json.loads(canonical_json(plan))  # a copy that nobody else can change
         relation = self.neighbours or Neighbours(plan.get("neighbours", Neighbours.ADD_REMOVE))
         if plan.get("neighbours", relation) != relation:
             asked = plan["neighbours"]
@@ -315,7 +322,7 @@ class Ledger:
         return run
 
     def _fingerprint(self, seed: int) -> str:
-        return hmac.new(self._key, f"seed {seed}".encode(), "sha256").hexdigest()
+        return hmac.new(self._key, f"seed {operator.index(seed)}".encode(), "sha256").hexdigest()
 
     def _resumed(self, resume: str | None, plan: dict[str, JSON]) -> int:
         """How many steps of the plan were reserved by the runs that this one continues."""

@@ -169,7 +169,8 @@ def orders_for(composition: Canonical) -> tuple[float, ...]:
 def total(composition: Canonical, neighbours: Neighbours, orders: tuple[float, ...]) -> list[float]:
     """The composition's Renyi divergence at each order, from above."""
     rows = [(count, divergences(event, neighbours, orders)) for event, count in composition]
-    return [math.fsum(count * row[index] for count, row in rows) for index in range(len(orders))]
+    # Below 1e-15 dp-accounting's conversion takes the logarithm of 0.
+    return [max(1e-15, math.fsum(count * row[index] for count, row in rows)) for index in range(len(orders))]
 
 
 def epsilon(composition: Canonical, delta: float, neighbours: Neighbours) -> tuple[float, float]:

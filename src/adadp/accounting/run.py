@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ MOST_RESERVED = 1024
 """The most releases that a run has reserved and not yet made (unless one `charge` asks for more)."""
 
 _OVERHEAD = 0.005  # of a step's time, to be spent on syncing
-_GROWTH = 8
+_GROWTH = 32
 _FRACTION = 128  # reserve 1/128 of what was charged already: a million slow steps are not a million lines
 
 
@@ -47,11 +46,13 @@ class Run:
         self._left: dict[Event, int] = {}
         self._reserved: dict[Event, int] = {}
         self._owner = os.getpid()
-        self._mutex = threading.RLock()
+        # The ledger's own: a second lock could be taken in the other order by a thread that asks what was charged.
+        self._mutex = ledger._mutex
         self._closed = False
         self._size, self._sync_time, self._since = 1, 0.0, time.perf_counter()
         self._charged_then = 0
-        atexit.register(self.close)
+        if durable:
+            atexit.register(self.close)
 
     @staticmethod
     def is_step(event: Event) -> bool:
