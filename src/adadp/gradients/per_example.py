@@ -54,8 +54,9 @@ def norms(tensor: Tensor) -> Tensor:
 
     Squares of float32 values overflow above 1e19 and vanish below 1e-19, and a long float32 sum drifts (0.7% over 4e7
     values). On a GPU the sum is taken in float64, which is free there. On a CPU float64 costs twenty times float32, so
-    it is used after an overflow only: short blocks are summed in float32, their norms in float64, and what vanishing
-    squares can hide is added, since an input of 1e-25 may well meet an output gradient of 1e25.
+    short blocks are summed in float32 and their norms in float64; examples whose squares overflow or may have vanished
+    (an input of 1e-25 may well meet an output gradient of 1e25) are done again in float64. Those alone: were all of
+    them, one example would change the last digits of every other's norm, and a lot has many.
     """
     flat = flattened(tensor)
     length = flat.shape[1]
@@ -70,9 +71,12 @@ def norms(tensor: Tensor) -> Tensor:
     if whole:
         parts.append(torch.linalg.vector_norm(flat[:, :whole].reshape(len(flat), whole // _BLOCK, _BLOCK), dim=2))
     blocks = torch.cat(parts, 1)
-    if not bool(blocks.isfinite().all()):
-        return _vector_norm(flat) * (1 + 2.0**-40)
-    return _vector_norm(blocks) * (1 + _BLOCK * 2.0**-25) + 1e-19 * math.sqrt(length)
+    measured = _vector_norm(blocks)
+    # Vanished squares hide less than 1e-19 an entry: a 1e-7 of any norm that is not done again.
+    unsure = ~blocks.isfinite().all(1) | (measured < 1e-12 * math.sqrt(length))
+    if bool(unsure.any()):
+        measured[unsure] = _vector_norm(flat[unsure])
+    return measured * (1 + _BLOCK * 2.0**-25 + 1e-7)
 
 
 _BLOCK = 256
@@ -410,7 +414,7 @@ class ScaledVectors(PerExample):
         # Unit values first: squares of the raw ones would vanish or overflow where their product does not.
         largest = self.scale.abs().amax().clamp_min(1e-30)
         weights = (self.scale / largest).view(outputs.shape[1], inputs.shape[1]).square()
-        input_norms, output_norms = norms(inputs).clamp_min(1e-30), norms(outputs).clamp_min(1e-30)
+        input_norms, output_norms = norms(inputs).clamp_min(1e-37), norms(outputs).clamp_min(1e-37)
         inputs = inputs / input_norms.to(inputs.dtype).unsqueeze(1)
         outputs = outputs / output_norms.to(outputs.dtype).unsqueeze(1)
         form = ((outputs.square() @ weights) * inputs.square()).sum(1)
