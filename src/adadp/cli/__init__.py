@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from adadp.cli import account, calibrate, ledger
+from adadp.cli import account, calibrate, ledger, train
 from adadp.cli.errors import OneLineGroup
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train with differential privacy, and know what it cost.",
 )
+app.command("train")(train.train)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(ledger.app, name="ledger")

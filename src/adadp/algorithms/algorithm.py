@@ -1,0 +1,163 @@
+"""An algorithm: a named combination of a clipping and an optimizer, with what may be said about its privacy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from adadp.accounting.events import Event
+from adadp.algorithms.defaults import DEFAULTS
+from adadp.algorithms.schedules import SCHEDULES
+from adadp.clipping import Clipping
+from adadp.engine import PrivacyEngine
+from adadp.errors import ConfigurationError
+from adadp.optimizer import PrivateOptimizer
+from adadp.sampling import PrivateLoader
+from adadp.sources import InputMaker, Probe
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an algorithm may know of the training to come: public things only."""
+
+    lot: int
+    steps: int
+    probes: InputMaker | None = None
+    delta: float = 1e-5
+    beside: tuple[tuple[Event, int], ...] = ()  # what else is charged to the same budget
+
+    def probe(self, count: int, every: int) -> Probe:
+        """A source of shapes from this task's probes."""
+        if self.probes is None:
+            raise ConfigurationError(
+                "this algorithm shapes its noise with probes: give Task(probes=) synthetic inputs (adadp.probes)"
+            )
+        return Probe(self.probes, count=count, every=every)
+
+
+class Algorithm(ABC):
+    """Builds what a training run needs. `settings` are its numbers, all of them, as they will be used.
+
+    `reading` says how the paper's text is taken, for algorithms of which there are several readings; the first of
+    `readings` is the default, and the sound one.
+    """
+
+    name: ClassVar[str]
+    readings: ClassVar[tuple[str, ...]] = ("",)
+    private: ClassVar[bool] = True
+    accountant: ClassVar[str] = "pld"
+
+    def __init__(self, reading: str | None = None, **settings: Any) -> None:
+        self.reading = self.readings[0] if reading is None else reading
+        if self.reading not in self.readings:
+            known = ", ".join(self.readings) if self.readings != ("",) else "none: leave it out"
+            raise ConfigurationError(f"{self.name} has no reading {self.reading!r}; its readings are {known}")
+        defaults = DEFAULTS[self.name, self.reading]
+        self.settings: dict[str, Any] = {**defaults}
+        for key, value in settings.items():
+            if key not in defaults:
+                raise ConfigurationError(f"{self} has no setting {key!r}; it has {', '.join(defaults)}")
+            self.settings[key] = _like(key, value, defaults[key])
+        if self.settings["schedule"] not in SCHEDULES:
+            raise ConfigurationError(
+                f"schedule must be one of {', '.join(SCHEDULES)}, not {self.settings['schedule']!r}"
+            )
+        if not 0 < self.settings["lr"] < float("inf"):
+            raise ConfigurationError(f"lr must be a finite number above 0, not {self.settings['lr']!r}")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reading} reading)" if self.reading else self.name
+
+    @property
+    def sound(self) -> bool:
+        """Whether a proof covers it."""
+        return self.private and not self.reasons
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why no proof covers it; empty where one does."""
+        return ()
+
+    @property
+    def guarantee(self) -> str:
+        """What may be said before any numbers are known, in one sentence."""
+        if self.reasons:
+            return "none: " + "; ".join(self.reasons)
+        return "(epsilon, delta)-differential privacy for one example, each step one Gaussian release on a Poisson lot"
+
+    @abstractmethod
+    def clipping(self, task: Task) -> Clipping:
+        """A new clipping for one run."""
+
+    @abstractmethod
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """A new torch optimizer for one run."""
+
+    def make_private(
+        self,
+        engine: PrivacyEngine,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        task: Task,
+        **options: Any,
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+        """As `engine.make_private`, with this algorithm's clipping."""
+        return engine.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=noise_multiplier,
+            clipping=self.clipping(task),
+            steps=task.steps,
+            **options,
+        )
+
+    def see(self, optimizer: Optimizer, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:  # noqa: B027
+        """Called with each lot before `optimizer.step()`. Only line searches look at it, and pay for what they see."""
+
+    def _sgd(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=self.settings["lr"], momentum=self.settings.get("momentum", 0.0))
+
+
+def _like(key: str, value: Any, default: Any) -> Any:
+    """`value` as the type of the setting's default; text from a command line counts as what it says."""
+    wanted = type(default)
+    try:
+        if wanted is int and float(value) != int(float(value)):
+            raise ValueError
+        return wanted(float(value)) if wanted in (int, float) else wanted(value)
+    except (TypeError, ValueError):
+        kind = {int: "a whole number", float: "a number"}.get(wanted, "text")
+        raise ConfigurationError(f"{key} must be {kind}, not {value!r}") from None
+
+
+ALGORITHMS: dict[str, type[Algorithm]] = {}
+Kind = TypeVar("Kind", bound=type[Algorithm])
+
+
+def algorithm(name: str) -> Callable[[Kind], Kind]:
+    """Register an algorithm under a name."""
+
+    def register(kind: Kind) -> Kind:
+        kind.name = name
+        ALGORITHMS[name] = kind
+        return kind
+
+    return register
+
+
+def create(name: str, reading: str | None = None, settings: Mapping[str, Any] | None = None) -> Algorithm:
+    """The algorithm called `name`, in a reading of its own, with some settings changed."""
+    if name not in ALGORITHMS:
+        raise ConfigurationError(f"no algorithm is called {name!r}; there are {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name](reading, **(settings or {}))

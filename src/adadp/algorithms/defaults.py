@@ -1,0 +1,42 @@
+"""Every number that an algorithm is run with unless told otherwise, in one place.
+
+The sound forms are ours, and so are their numbers; those of the published forms are the paper's for MNIST. `lr` is
+the learning rate at the start, `schedule` how it goes on (`adadp.algorithms.schedules`).
+"""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import Any
+
+#: The paper's local clipping and update rule. It says nothing of eps0; 1e-8 is our choice.
+_BOX = {"max_grad_norm": 4.0, "beta": 1.2, "threshold": 1e-6, "decay": 0.9}
+_RULE = {"gamma": 0.1, "epsilon0": 1e-8}
+
+#: A shape from probes: `probes` synthetic inputs through the current weights, every `refresh` steps.
+_SHAPE = {"damping": 0.1, "rank": 32, "probes": 512, "refresh": 50}
+_SOUND = {"schedule": "cosine", "momentum": 0.9, "max_grad_norm": 0.1}
+
+DEFAULTS: MappingProxyType[tuple[str, str], dict[str, Any]] = MappingProxyType(
+    {
+        ("adadp", "sound"): {"lr": 2.0, **_SOUND, "before": 0.25, "after": 0.0, **_SHAPE},
+        ("adadp", "example"): {"lr": 0.002, "schedule": "constant", **_BOX, **_RULE},
+        ("adadp", "lot"): {"lr": 0.002, "schedule": "constant", **_BOX, **_RULE},
+        ("dpsgd", ""): {"lr": 2.0, **_SOUND},
+        ("adal", ""): {"lr": 0.001, "schedule": "constant", "max_grad_norm": 4.0, **_RULE},
+        ("adan", "sound"): {"lr": 2.0, **_SOUND, "before": 0.25, "after": -0.25, **_SHAPE},
+        ("adan", "example"): {"lr": 0.1, "schedule": "constant", **_BOX},
+        ("adan", "lot"): {"lr": 0.1, "schedule": "constant", **_BOX},
+        ("sgd", ""): {"lr": 0.1, "schedule": "cosine", "momentum": 0.9},
+    }
+)
+
+
+def default_lot(examples: int) -> int:
+    """About 8 sqrt(N), from the size of the dataset alone: 1,960 of 60,000 examples, 303 of 1,438."""
+    return max(1, min(examples, round(8 * math.sqrt(examples))))
+
+
+STEPS = 600
+"""How long a run is unless told otherwise, whatever its lot."""

@@ -1,0 +1,140 @@
+"""`adadp train`: from data to a trained model, and what its training cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adadp.cli.errors import warn
+from adadp.cli.output import print_list, print_table
+from adadp.cli.pipeline import warn_about_delta
+from adadp.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from adadp.plan import Plan
+    from adadp.training import Result
+
+
+def _option(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+def train(
+    dataset: Annotated[
+        str | None,
+        _option("digits, mnist, fashion-mnist, cifar10, cifar100, a .csv, .parquet or .npz file, a folder. [digits]"),
+    ] = None,
+    label: Annotated[str | None, _option("The label's column, in a file of your own. [label]")] = None,
+    test: Annotated[str | None, _option("Held-out data of your own, in another file or folder.")] = None,
+    test_fraction: Annotated[float | None, _option("Or the part of your data to hold out. [0.2]")] = None,
+    text: Annotated[list[str] | None, _option("A column to take as text, whatever it holds. Repeatable.")] = None,
+    missing: Annotated[bool | None, _option("Allow missing numbers.", "--missing")] = None,
+    image_size: Annotated[str | None, _option("Resize images of your own, such as 32x32.")] = None,
+    data_dir: Annotated[str | None, _option("Where data sets lie.")] = None,
+    model: Annotated[str | None, _option("tanh-cnn, paper, linear, mlp, resnet. [auto]")] = None,
+    algorithm: Annotated[str | None, _option("adadp, dpsgd, adal, adan, agd, dpopt, sgd. [adadp]")] = None,
+    reading: Annotated[
+        str | None, _option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
+    ] = None,
+    epsilon: Annotated[float | None, _option("Calibrate the noise to this budget for all releases. [1.0]")] = None,
+    delta: Annotated[float | None, _option("The delta of the guarantee. [1e-4]")] = None,
+    noise_multiplier: Annotated[float | None, _option("Or give the noise over the bound (sigma).")] = None,
+    lot: Annotated[int | None, _option("Expected examples in a step. [about 8 sqrt(N)]")] = None,
+    epochs: Annotated[float | None, _option("How long, in passes over the data.")] = None,
+    steps: Annotated[int | None, _option("Or how long in steps. [600]")] = None,
+    lr: Annotated[float | None, _option("Learning rate at the start. [the algorithm's]")] = None,
+    schedule: Annotated[str | None, _option("constant, linear, exponential, cosine. [the algorithm's]")] = None,
+    momentum: Annotated[float | None, _option("SGD's momentum. [the algorithm's]")] = None,
+    max_grad_norm: Annotated[float | None, _option("Bound on an example's gradient. [the algorithm's]")] = None,
+    set_: Annotated[
+        list[str] | None, _option("Any setting of the algorithm, such as beta=1.5. Repeatable.", "--set")
+    ] = None,
+    pca_noise_multiplier: Annotated[
+        float | None, _option("Project images by DP-PCA with this noise; its cost is in the printed epsilon.")
+    ] = None,
+    pca_components: Annotated[int | None, _option("Directions that DP-PCA keeps. [60]")] = None,
+    preprocessing_share: Annotated[
+        float | None, _option("Part of the budget for the scales of a table's columns. [0.1]")
+    ] = None,
+    microbatch: Annotated[int | None, _option("Most examples in memory at a time. [the lot]")] = None,
+    evaluations: Annotated[int | None, _option("How often accuracy is taken on the way. [20]")] = None,
+    device: Annotated[str | None, _option("cpu, cuda. [auto]")] = None,
+    seed: Annotated[int | None, _option("Repeatable noise and lots. Must stay secret. [none]")] = None,
+    out: Annotated[str | None, _option("The run's folder. [runs/DATASET-ALGORITHM-N]")] = None,
+    ledger: Annotated[str | None, _option("Charge this ledger, with all that it holds. [one in the folder]")] = None,
+    config: Annotated[Path | None, _option("A TOML file with any of these options; what is given here wins.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
+) -> None:
+    """Train a model with differential privacy, and say what may be said about it."""
+    given = {key: value for key, value in locals().items() if key not in ("config", "json_output", "set_")}
+    from adadp import plan as planning
+    from adadp import settings, training
+
+    values = {} if config is None else settings.read_toml(config)
+    values.update({key: value for key, value in given.items() if value is not None})
+    # One of two on the command line takes the place of the other in the file.
+    for one, other in (("epsilon", "noise_multiplier"), ("noise_multiplier", "epsilon"), ("steps", "epochs"),
+                       ("epochs", "steps")):
+        if given[one] is not None and given[other] is None:
+            values.pop(other, None)
+    values["settings"] = {**values.get("settings", {}), **dict(_pair(text) for text in set_ or ())}
+    where = "the command line" if config is None else str(config)
+    plan = planning.Plan(settings.from_mapping(values, where))
+    warnings = warn_about_delta(plan.settings.delta, len(plan.train)) if plan.algorithm.private else ()
+    if not json_output:
+        _print_plan(plan)
+    for warning in warnings:
+        warn(warning)
+    if json_output:
+        result = training.run(plan)
+        typer.echo(json.dumps({**result.to_dict(), **({"warnings": list(warnings)} if warnings else {})}))
+        return
+    from adadp.cli.progress import Bar
+
+    with Bar(plan) as bar:
+        result = training.run(plan, bar.show)
+    _print_result(result)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigurationError(f"--set takes NAME=VALUE, not {text!r}")
+    return name.strip().replace("-", "_"), value.strip()
+
+
+def _print_plan(plan: Plan) -> None:
+    rows = []
+    for name, value in plan.describe().items():
+        if name == "seed" and value is not None:
+            value = "given"  # it must stay secret
+        if name == "settings":
+            rows += [(f"  {key}", f"{item}") for key, item in value.items()]
+        elif value not in (None, [], ()):
+            rows.append((name.replace("_", "-"), f"{value:.6g}" if isinstance(value, float) else f"{value}"))
+    print_table(f"Training on {plan.train.name}: {len(plan.train):,} examples", rows)
+    typer.echo(f"guarantee: {plan.algorithm.guarantee}")
+
+
+def _print_result(result: Result) -> None:
+    from adadp.accounting.guarantee import round_up
+
+    guarantee = result.guarantee
+    epsilon = "none" if guarantee.epsilon is None else round_up(guarantee.epsilon)
+    rows = [("accuracy", f"{result.accuracy:.2%} on {len(result.plan.test):,} held-out examples"), ("epsilon", epsilon)]
+    if result.claimed_epsilon is not None:
+        rows.append(("claimed epsilon", f"{round_up(result.claimed_epsilon)} (Theorem 1 on the training steps alone)"))
+    rows += [
+        ("delta", round_up(guarantee.delta)),
+        ("guarantee", result.sentence()),
+        ("steps", f"{result.steps:,}"),
+        ("time", f"{result.seconds:.1f} s"),
+        ("run", str(result.folder)),
+    ]
+    print_table("Trained", rows)
+    print_list("This rests on" if guarantee.epsilon is not None else "Why there is no guarantee",
+               guarantee.assumptions if guarantee.epsilon is not None else guarantee.reasons)
+    print_list("Note", [result.to_dict()["note"]])

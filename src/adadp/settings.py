@@ -1,0 +1,124 @@
+"""What a training run is asked to do: the options of `adadp train`, for Python and for a configuration file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from adadp.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be asked for. None means: chosen for you, from public things alone, and then printed.
+
+    Give either `epsilon` (the noise is calibrated to it; 1.0 unless told otherwise) or `noise_multiplier`, and either
+    `epochs` or `steps`. `settings` are the algorithm's own numbers (`adadp.algorithms.defaults`).
+    """
+
+    dataset: str = "digits"
+    label: str | None = None
+    test: str | None = None
+    test_fraction: float | None = None
+    text: tuple[str, ...] = ()
+    missing: bool = False
+    image_size: str | None = None
+    data_dir: str | None = None
+    model: str = "auto"
+    algorithm: str = "adadp"
+    reading: str | None = None
+    epsilon: float | None = None
+    delta: float = 1e-4
+    noise_multiplier: float | None = None
+    lot: int | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    lr: float | None = None
+    schedule: str | None = None
+    momentum: float | None = None
+    max_grad_norm: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    pca_noise_multiplier: float | None = None
+    pca_components: int = 60
+    preprocessing_share: float = 0.1
+    microbatch: int | None = None
+    evaluations: int = 20
+    device: str = "auto"
+    seed: int | None = None
+    out: str | None = None
+    ledger: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ConfigurationError("give either epsilon, to which the noise is calibrated, or noise_multiplier")
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigurationError("give either epochs or steps")
+        for name in ("lot", "steps", "microbatch", "evaluations"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value!r}")
+        if self.epochs is not None and not 0 < self.epochs < float("inf"):
+            raise ConfigurationError(f"epochs must be a finite number above 0, not {self.epochs!r}")
+        if self.seed is not None and self.seed < 0:
+            raise ConfigurationError(f"seed must not be negative, not {self.seed!r}")
+        if not 0 < self.delta < 1:
+            raise ConfigurationError(f"delta must be above 0 and below 1, not {self.delta!r}")
+
+    def algorithm_settings(self) -> dict[str, Any]:
+        """The numbers that go to the algorithm, without those that were not given."""
+        named = {name: getattr(self, name) for name in ("lr", "schedule", "momentum", "max_grad_norm")}
+        return {**self.settings, **{name: value for name, value in named.items() if value is not None}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "text": list(self.text), "settings": dict(self.settings)}
+
+
+def from_mapping(values: Mapping[str, Any], where: str = "settings") -> Settings:
+    """Settings from plain values, each checked; `where` is named in what is refused."""
+    kinds = get_type_hints(Settings)
+    checked: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in kinds:
+            raise ConfigurationError(f"{where}: there is no setting {key!r}; there are {', '.join(kinds)}")
+        checked[name] = _checked(f"{where}: {key}", value, kinds[name])
+    return Settings(**checked)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values of a configuration file, names with underscores."""
+    try:
+        with Path(path).open("rb") as file:
+            found = tomllib.load(file)
+    except OSError as error:
+        raise ConfigurationError(f"the configuration file {path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
+    return {key.replace("-", "_"): value for key, value in found.items()}
+
+
+def defaults() -> dict[str, Any]:
+    """Every setting with its default."""
+    return {f.name: f.default if f.default is not MISSING else {} for f in fields(Settings)}
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if value is None and type(None) in options:
+        return None
+    wanted = next(option for option in options if option is not type(None))
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if get_origin(wanted) is tuple and isinstance(value, list | tuple):
+        return tuple(str(item) for item in value)
+    if get_origin(wanted) is not None and get_origin(wanted) is not tuple and isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(wanted, type) and type(value) is wanted:
+        return value
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    raise ConfigurationError(f"{name} must be {words.get(wanted, 'a list or a table')}, not {value!r}")
