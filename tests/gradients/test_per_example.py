@@ -26,7 +26,8 @@ def assert_bounds(form: PerExample) -> None:
         alone = torch.zeros(form.count)
         alone[example] = 1
         if bounds[example] < 1e37:  # beyond, the gradient itself is not finite in float32
-            assert form.weighted_sum(alone, alone != 0).double().norm() <= bounds[example] * (1 + 1e-9)
+            added = form.weighted_sum(alone, alone != 0).double().norm()
+            assert added <= bounds[example] * (1 + 1e-9) + 1e-37  # below, float32 has few digits left
         if bounds[example].isfinite():
             clipped = form.weighted_sum(alone / bounds[example].clamp_min(1e-2), alone != 0).double().norm()
             assert clipped <= 1 + 1e-5
