@@ -1,7 +1,7 @@
 """Lemma 1 under attack: what one example can do to a release, measured in standard deviations of its noise.
 
-For every clipping, whatever the model, the data and the shape: taking one example away moves the un-noised release by at
-most 1/sigma, replacing one by at most 2/sigma.
+For every clipping, whatever the model, the data and the shape: taking one example away moves the un-noised release by
+at most 1/sigma, replacing one by at most 2/sigma.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from soundness.stand import CLIPPINGS, TOLERANCE, WORLDS, Stand, distance, switched_on, without
 from torch import Tensor
 
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Grouped, Kronecker, Local, Paid, Released
 from adadp.gradients import Gradients
 from adadp.gradients.per_example import Dense, Products
+from soundness.stand import CLIPPINGS, TOLERANCE, WORLDS, Stand, distance, switched_on, without
 
 HARM = (1.0, 0.0, -1.0, 1e-30, 1e30, 1e19, 2.2e22, -3e38, 1e-44, math.nan, math.inf, -math.inf)
 BLOW = (1.0, 0.0, 1e-30, 1e30, 2.2e22, math.nan, math.inf)
@@ -141,7 +141,8 @@ def forms_of(values: Tensor, tokens: int, dtype: torch.dtype) -> Gradients:
     """Gradients of the three parameters made of rows of numbers; the matrix is a sum of `tokens` outer products."""
     values = values.to(dtype)
     count = len(values)
-    inputs, outputs = values[:, : 2 * tokens].view(count, tokens, 2), values[:, 4 : 4 + 3 * tokens].view(count, tokens, 3)
+    inputs = values[:, : 2 * tokens].view(count, tokens, 2)
+    outputs = values[:, 4 : 4 + 3 * tokens].view(count, tokens, 3)
     forms = {"matrix": Products(inputs, outputs), "vector": Dense(values[:, 10:13]), "number": Dense(values[:, 13])}
     return Gradients(forms, count, scale=float(count), keep=torch.ones(count, dtype=torch.bool))
 
@@ -186,7 +187,7 @@ def test_too_large_for_a_normal_factor_counts_like_infinity() -> None:
         assert distance(clipping.bound(forms_of(values, 1, torch.float32)), {}, clipping.stddev(1.0)) <= 1 + 1e-5
 
 
-# ---- the bounds are reached, and the property has teeth ---------------------------------------------------------------
+# ---- the bounds are reached, and the property has teeth -----------------------------------------------------------
 
 
 def worst(maker: object, sigma: float = 0.7) -> float:
