@@ -1,0 +1,82 @@
+"""adadp.noise: where noise and lots come from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from adadp.noise import Randomness
+
+
+def test_engines_without_a_seed_draw_differently() -> None:
+    like = torch.zeros(50)
+    assert not torch.equal(Randomness().normal(like), Randomness().normal(like))
+    assert not torch.equal(Randomness(secure=True).normal(like), Randomness(secure=True).normal(like))
+
+
+def test_a_seed_repeats_and_draws_do_not() -> None:
+    like = torch.zeros(50)
+    one, other = Randomness(7), Randomness(7)
+    first, second = one.normal(like), one.normal(like)
+    assert torch.equal(first, other.normal(like))
+    assert torch.equal(second, other.normal(like))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("other", [7 + 2**32, 7 + 2**64, 8, -7])
+def test_every_bit_of_a_seed_counts(other: int) -> None:
+    # torch's own manual_seed(7) and manual_seed(7 + 2**32) are the same stream on a CPU: 32 bits can be tried out.
+    assert not torch.equal(Randomness(7).uniform(20), Randomness(other).uniform(20))
+
+
+def test_the_generator_starts_with_more_than_a_seed_of_32_bits() -> None:
+    generator = Randomness()._generator(torch.device("cpu"))
+    words = generator.get_state().view(torch.int64)[3 : 3 + 624]
+    from_seed = torch.Generator().manual_seed(generator.initial_seed()).get_state().view(torch.int64)[3 : 3 + 624]
+    assert (words != from_seed).float().mean() > 0.99
+    assert (words >= 0).all()
+    assert (words < 2**32).all()
+    assert len(words.unique()) > 620
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_uniform_and_permutation(secure: bool) -> None:
+    source = Randomness(None if secure else 5, secure=secure)
+    values = source.uniform(20_000).numpy()
+    assert values.dtype == np.float64
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert stats.kstest(values, "uniform").pvalue > 1e-6
+    orders = torch.stack([source.permutation(4) for _ in range(2400)])
+    assert (orders.sort(1).values == torch.arange(4)).all()
+    _, counts = orders.unique(dim=0, return_counts=True)
+    assert len(counts) == 24
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (15,), (16, 33)])
+def test_normal_has_the_shape_asked_for(shape: tuple[int, ...], secure: bool) -> None:
+    source = Randomness(secure=secure)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        drawn = source.normal(torch.zeros(shape, dtype=dtype))
+        assert drawn.shape == shape
+        assert drawn.dtype in (torch.float32, torch.float64)
+        assert drawn.isfinite().all()
+
+
+def test_short_draws_are_normal_too() -> None:
+    # PyTorch fills fewer than 16 values in another way than more.
+    source = Randomness(5)
+    values = torch.cat([source.normal(torch.zeros(3)) for _ in range(4000)]).numpy()
+    assert stats.kstest(values, "norm").pvalue > 1e-6
+    assert abs(np.corrcoef(values[::3], values[1::3])[0, 1]) < 0.08
+
+
+def test_what_it_assumes() -> None:
+    assert "seed" in Randomness(1).assumption
+    assert "not a cryptographic" in Randomness().assumption
+    assert "cryptographic randomness" in Randomness(secure=True).assumption
+    assert "seed" in Randomness(1, secure=True).assumption  # a seed is a seed, whatever else was asked for
