@@ -99,6 +99,7 @@ class PrivacyEngine:
         loss_scale: float = 1.0,
         steps: int | None = None,
         expose_raw: bool = False,
+        step_class: Callable[..., PrivateStep] = PrivateStep,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """The same module, an optimizer and a loader that together train it privately.
 
@@ -120,6 +121,7 @@ class PrivacyEngine:
             loss_scale: a constant by which the loop multiplies the loss before backward (float16).
             steps: how many steps are planned, if known: a budget's message then says how many were left out.
             expose_raw: show counts that are not noised (`optimizer.raw_nonfinite`); the guarantee is then none.
+            step_class: makes the step, for algorithms that release more on a lot than its gradient (`algorithms.agd`).
 
         """
         sigma = Gaussian(_number("noise_multiplier", noise_multiplier)).noise_multiplier
@@ -146,7 +148,7 @@ class PrivacyEngine:
         capture.on_first_call = IndependenceCheck(capture, batch_first)
         for notice in capture.notices:
             warnings.warn(notice, stacklevel=2)
-        step = PrivateStep(
+        step = step_class(
             capture,
             chosen,
             noise_multiplier=sigma,

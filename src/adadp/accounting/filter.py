@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from adadp.accounting.composition import Composition, canonical
 from adadp.accounting.events import Event, Neighbours, RenyiBlock, Uncovered
 from adadp.errors import AccountingError, BudgetExhaustedError, ConfigurationError
 
@@ -62,6 +63,28 @@ class RenyiFilter:
                 f"conversion alone costs {conversion:.4g}. Take a larger order"
             )
         self._spent = Fraction(0)  # exact: ten million small charges must not be lost to rounding
+
+    @classmethod
+    def for_releases(
+        cls,
+        event: Event,
+        count: int,
+        delta: float,
+        *,
+        beside: Composition = (),
+        neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    ) -> RenyiFilter:
+        """A filter that admits `count` releases like `event`, or fewer dearer ones, at the order that suits best.
+
+        With what is charged `beside` it, its block then costs what the `rdp` accountant says of `count` releases.
+        """
+        from adadp.accounting import renyi
+
+        planned = canonical([(event, count)])
+        _, order = renyi.epsilon(canonical([*canonical(beside), *planned]), delta, neighbours)
+        conversion = _conversion(delta, order)
+        epsilon = count * renyi.divergences(event, neighbours, (order,))[0] + conversion
+        return cls(epsilon + 3e-11 * (abs(epsilon) + abs(conversion)), delta, order, neighbours)
 
     @property
     def spent(self) -> float:
