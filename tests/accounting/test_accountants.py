@@ -160,7 +160,7 @@ def test_renyi_divergences_are_not_below_the_exact_ones(rate: float, sigma: floa
     ours = dict(zip(renyi.ORDERS, renyi.divergences(PoissonGaussian(sigma, rate), ADD_REMOVE), strict=True))
     with mpmath.workdps(60):
         q, s = mpmath.mpf(rate), mpmath.mpf(sigma)
-        for order in (2, 3, 11, 40, 63, 128, 512):
+        for order in (2, 3, 4, 5, 6, 11, 40, 63, 128, 512):
             moment = mpmath.fsum(
                 mpmath.binomial(order, k) * (1 - q) ** (order - k) * q**k * mpmath.exp(k * (k - 1) / (2 * s**2))
                 for k in range(order + 1)
@@ -321,7 +321,8 @@ def check_monotone(name: str, values: tuple[float, float, int, float, bool], fac
     `pld` answers up to 1e-3 of itself: what it refines to depends on the question.
     """
     sigma, rate, steps, delta, other = values
-    slack = 1.001 if name == "pld" else 1 + 1e-9
+    # dp-accounting bounds orders below 2 loosely, and not equally loosely everywhere.
+    slack = 1 + 1e-9 if name == "theorem1" else 1.001
 
     def cost(sigma: float, rate: float, steps: int, delta: float, gaussians: int) -> float:
         composition = [(PoissonGaussian(sigma, rate), steps), (Gaussian(3.0), gaussians)]

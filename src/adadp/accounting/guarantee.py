@@ -210,8 +210,8 @@ def make_guarantee(
     """What may be said about a composition at `delta`.
 
     `accountant` None means `pld`, or `rdp` where no distribution is known. `reasons` are the caller's own
-    grounds for *none*, such as a value that left the training loop unnoised. A composition that the
-    accountant refuses raises `AccountingError`; one that no proof covers gives a guarantee of *none*.
+    grounds for *none*, such as a value that left the training loop unnoised. A composition that only
+    this accountant refuses raises `AccountingError`; one that no proof covers gives a guarantee of *none*.
     """
     # Imported here so that reading and recording events needs no numerical library.
     from adadp.accounting.accountants import default_accountant, get_accountant, require_delta

@@ -10,6 +10,7 @@ as epsilon = 0. A million such steps are not free, so each order gets a bound on
 
 from __future__ import annotations
 
+import bisect
 import math
 import sys
 from collections.abc import Iterator
@@ -61,15 +62,27 @@ def _poisson(rate: float, sigma: float, orders: tuple[float, ...]) -> tuple[floa
     with _quiet():
         accountant.compose(event)
     bounds = [
-        max(float(value), 0.0) + _rounding(rate, sigma, order) / (order - 1)
+        min(max(float(value), 0.0) + _rounding(rate, sigma, order) / (order - 1), _chord(rate, sigma, order))
         for order, value in zip(orders, accountant.rdp, strict=True)
     ]
-    return _fill_gaps(orders, bounds)
+    return _convex(orders, bounds)
+
+
+def _chord(rate: float, sigma: float, order: float) -> float:
+    """A bound for large rates: the moment is convex in the rate, 1 at rate 0 and the Gaussian's at rate 1."""
+    log_moment = order * (order - 1) / (2 * sigma * sigma)
+    if log_moment < 30:
+        logarithm = math.log1p(rate * math.expm1(log_moment))
+    else:  # log(1 - q + q e^m), with q e^m taken out so that m may be thousands
+        large = log_moment + math.log(rate)
+        rest = math.log1p(-rate)
+        logarithm = max(large, rest) + math.log1p(math.exp(-abs(large - rest)))
+    return (logarithm + 1e-13) / (order - 1) * (1 + 8 * _UNIT)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings about orders that did not converge: `_fill_gaps` answers for them."""
+    """No warnings about orders that did not converge: `_convex` answers for them."""
     from absl import logging
 
     verbosity = logging.get_verbosity()
@@ -80,23 +93,34 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def _fill_gaps(orders: tuple[float, ...], bounds: list[float]) -> tuple[float, ...]:
-    """Bound the orders at which dp-accounting's series did not converge (near q = 0.5) by their neighbours.
+def _convex(orders: tuple[float, ...], bounds: list[float]) -> tuple[float, ...]:
+    """The largest convex curve below the bounds, through 0 at order 1.
 
-    (order - 1) * divergence is convex in the order and 0 at order 1, so a chord lies above it.
+    (order - 1) * divergence is convex in the order, so a chord between two bounds is a bound as well. It answers for
+    orders at which dp-accounting's series did not converge (near q = 0.5) or adds what should be subtracted.
     """
-    filled = list(bounds)
-    known = [(1.0, 0.0)]
-    known += [(a, (a - 1) * r) for a, r in zip(orders, bounds, strict=True) if math.isfinite(r)]
-    for index, (order, bound) in enumerate(zip(orders, bounds, strict=True)):
-        if math.isfinite(bound):
+    points = [(1.0, 0.0)]
+    points += [(a, (a - 1) * r) for a, r in sorted(zip(orders, bounds, strict=True)) if math.isfinite(r)]
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    corners = [x for x, _ in hull]
+    result = []
+    for order, bound in zip(orders, bounds, strict=True):
+        right = bisect.bisect_left(corners, order)
+        if right == len(corners):
+            result.append(bound)  # beyond the last order that is known: infinite, or the last one itself
             continue
-        left = max(pair for pair in known if pair[0] < order)
-        right = min((pair for pair in known if pair[0] > order), default=None)
-        if right is not None:
-            weight = (order - left[0]) / (right[0] - left[0])
-            filled[index] = ((1 - weight) * left[1] + weight * right[1]) / (order - 1)
-    return tuple(filled)
+        (x0, y0), (x1, y1) = hull[right - 1], hull[right]
+        weight = (order - x0) / (x1 - x0)
+        chord = ((1 - weight) * y0 + weight * y1) / (order - 1) * (1 + 4 * _UNIT)
+        result.append(min(bound, chord))
+    return tuple(result)
 
 
 def _fixed_size(event: FixedSizeGaussian, orders: tuple[float, ...]) -> tuple[float, ...]:
