@@ -131,7 +131,7 @@ def test_bad_input_is_one_line_and_exit_code_2(name: str) -> None:
         ["calibrate", *RUN[:4], "--steps", "5", "--epsilon", "0.1", "--delta", "1e-6", "--gaussian", "0.5"],
         ["ledger", "show", "/no/such/ledger"],
         ["ledger", "check", "/no/such/ledger"],
-        ["ledger", "add", "/tmp/never-written", "--gaussian", "1"],
+        ["ledger", "add", "never-written.ledger", "--gaussian", "1"],
         ["unknown"],
     ],
 )
