@@ -22,7 +22,7 @@ from adadp.algorithms.defaults import STEPS, default_lot
 from adadp.data import Dataset, HeldOut
 from adadp.errors import ConfigurationError
 from adadp.preprocessing import noise_multiplier_for_share
-from adadp.settings import Settings
+from adadp.settings import Settings, parse_image_size
 
 
 class Plan:
@@ -172,18 +172,8 @@ def read(settings: Settings) -> HeldOut:
         seed=None if settings.seed is None else derived(settings.seed, "split"),
         text=settings.text,
         missing=settings.missing,
-        size=image_size(settings.image_size),
+        size=parse_image_size(settings.image_size),
     )
-
-
-def image_size(text: str | None) -> tuple[int, int] | None:
-    """(height, width) from "28x28"."""
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
-        raise ConfigurationError(f"image_size must look like 28x28 (height x width), not {text!r}")
-    return int(parts[0]), int(parts[1])
 
 
 def device_of(name: str) -> torch.device:

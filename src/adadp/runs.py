@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from adadp import models, preprocessing
 from adadp.accounting.guarantee import Guarantee
+from adadp.data import Dataset, Table
 from adadp.errors import ConfigurationError
-from adadp.prepared import Estimator
+from adadp.prepared import Estimator, rows
 
 CONFIG, WEIGHTS, FITTED = "config.json", "model.safetensors", "preprocessing.safetensors"
 
@@ -78,7 +79,7 @@ def _json(path: Path, values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A trained model, ready for use: `predict` takes what `prepared.rows` makes."""
+    """A trained model with its preprocessing, ready for use."""
 
     folder: Path
     config: dict[str, Any]
@@ -90,10 +91,9 @@ class FinishedRun:
         """The names of the classes, by number."""
         return tuple(self.config["classes"])
 
-    @torch.no_grad()
-    def predict(self, inputs: Tensor) -> Tensor:
-        """The number of the class of each row."""
-        return predictions(self.model, inputs)
+    def predict(self, data: Dataset | Table) -> Tensor:
+        """The number of the class of each example, through the run's own preprocessing."""
+        return predictions(self.model, rows(data, self.estimator))
 
 
 @torch.no_grad()

@@ -107,6 +107,16 @@ def defaults() -> dict[str, Any]:
     return {f.name: f.default if f.default is not MISSING else {} for f in fields(Settings)}
 
 
+def parse_image_size(text: str | None) -> tuple[int, int] | None:
+    """(height, width) from "28x28"."""
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+        raise ConfigurationError(f"image_size must look like 28x28 (height x width), not {text!r}")
+    return int(parts[0]), int(parts[1])
+
+
 def _checked(name: str, value: Any, kind: Any) -> Any:
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and type(None) in options:

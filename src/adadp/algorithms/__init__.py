@@ -7,7 +7,7 @@
 A new algorithm is one file here, one line below and one entry in `defaults`.
 """
 
-from adadp.algorithms import adadp, adal, adan, dpsgd, sgd  # noqa: F401 - they register themselves
+from adadp.algorithms import adadp, adal, adan, agd, dpopt, dpsgd, sgd  # noqa: F401 - they register themselves
 from adadp.algorithms.algorithm import ALGORITHMS, Algorithm, Task, algorithm, create
 from adadp.algorithms.schedules import SCHEDULES, schedule
 

@@ -28,6 +28,17 @@ DEFAULTS: MappingProxyType[tuple[str, str], dict[str, Any]] = MappingProxyType(
         ("adan", "sound"): {"lr": 2.0, **_SOUND, "before": 0.25, "after": -0.25, **_SHAPE},
         ("adan", "example"): {"lr": 0.1, "schedule": "constant", **_BOX},
         ("adan", "lot"): {"lr": 0.1, "schedule": "constant", **_BOX},
+        # The paper does not give AGD's numbers; growth is its authors'. Objectives are differences from where the step
+        # starts, each example's bounded by `objective_bound`, or ("loss") losses as published.
+        ("agd", ""): {
+            "lr": 0.5, "schedule": "constant", "max_grad_norm": 1.0, "candidates": 5, "objective": "improvement",
+            "objective_bound": 0.2, "share": 0.2, "growth": 0.1, "redraws": 1,
+        },
+        ("dpopt", "sound"): {
+            "lr": 0.1, "schedule": "linear", "max_grad_norm": 4.0, "beta": 1.2, "threshold": 0.0, "floor": 0.1,
+            "probes": 512, "refresh": 50,
+        },
+        ("dpopt", "published"): {"lr": 0.1, "schedule": "linear", **_BOX, "floor": 1e-3},
         ("sgd", ""): {"lr": 0.1, "schedule": "cosine", "momentum": 0.9},
     }
 )

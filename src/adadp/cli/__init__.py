@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from adadp.cli import account, calibrate, ledger, train
+from adadp.cli import account, calibrate, evaluate, ledger, predict, train
 from adadp.cli.errors import OneLineGroup
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
     help="Train with differential privacy, and know what it cost.",
 )
 app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(ledger.app, name="ledger")
