@@ -335,7 +335,9 @@ class Capture:
         Raises where a gradient was seen that no layer answers for, or that is not of this microbatch's `count`
         examples.
         """
-        records, self._records = self._records, []
+        taken, self._records = self._records, []
+        records = list(taken)
+        taken.clear()  # the pass that filled it holds it still, and with it all that was recorded
         self._refuse_unseen_uses()
         self._asleep = True
         try:
