@@ -420,7 +420,7 @@ def test_targets_are_met_closely(accountant: str, sampling: str) -> None:
     for _ in range(2):
         assert epoch(model, optimizer, loader) == 4
     assert 3.0 * 0.995 <= engine.get_epsilon(DELTA) <= 3.0
-    with pytest.warns(BudgetWarning):  # noqa: PT031
+    with pytest.warns(BudgetWarning):
         epoch(model, optimizer, loader)
     assert engine.get_epsilon(DELTA) <= 3.0
 

@@ -63,6 +63,7 @@ class PrivateStep:
                 "examples together, and not private. Use the ordinary optimizer, or make_private again."
             )
         if microbatch.lot == self._released:
+            self.capture.discard()
             raise TrainingLoopError(
                 f"lot {microbatch.lot} was released already: a second release of the same lot is not covered. Call "
                 "optimizer.step() once for each batch of the loader."
@@ -70,7 +71,9 @@ class PrivateStep:
         try:
             bounded = self._bounded(microbatch)
         except BaseException:
-            self._drop()  # a lot that lost a part because of what was in it must not be released
+            # A lot that lost a part because of what was in it must not be released, nor may the part reach another lot.
+            self._drop()
+            self.capture.discard()
             raise
         self._next += 1
         for name, value in bounded.items():
