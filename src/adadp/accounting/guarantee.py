@@ -238,7 +238,10 @@ def make_guarantee(
             claim if claim is not None and math.isfinite(claim) else None,
         )  # fmt: skip
     spent = chosen.epsilon(releases, delta, neighbours)
-    rests_on = tuple(dict.fromkeys((*assumptions, *((FIXED_BEFOREHAND,) if releases else ()))))
+    fixed = FIXED_BEFOREHAND
+    if any(isinstance(event, RenyiBlock) for event, _ in releases):
+        fixed += ", but for what a privacy filter admitted, whose order and budget were"
+    rests_on = tuple(dict.fromkeys((*assumptions, *((fixed,) if releases else ()))))
     if not math.isfinite(spent.epsilon):
         too_small = f"no finite epsilon was found at delta {delta:g}: it is too small for these releases"
         return Guarantee(
