@@ -319,7 +319,7 @@ def test_schedulers_closures_and_state() -> None:
             loss.backward()
             return loss
 
-        assert float(optimizer.step(closure)) > 0
+        assert optimizer.step(closure).item() > 0
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**4)
     state = optimizer.state_dict()

@@ -75,7 +75,9 @@ def check_module(module: nn.Module) -> None:
 def fix(module: nn.Module) -> nn.Module:
     """A copy of the model in which cross-example layers are replaced: BatchNorm by GroupNorm of up to 32 groups.
 
-    The new layers have affine parameters where the old had; their values are fresh. Build the optimizer afterwards.
+    BatchNorm1d may stand on plain features, where a group of one channel would leave nothing of it: its groups have
+    eight channels or more. The new layers have affine parameters where the old had; their values are fresh. Build the
+    optimizer afterwards.
     """
     fixed = copy.deepcopy(module)
     replacement = _replacement(fixed)
@@ -92,7 +94,8 @@ def fix(module: nn.Module) -> nn.Module:
 def _replacement(part: nn.Module) -> nn.Module | None:
     if isinstance(part, _BatchNorm):
         channels = part.num_features
-        groups = max(group for group in range(1, min(32, channels) + 1) if channels % group == 0)
+        most = max(1, channels // 8) if isinstance(part, nn.BatchNorm1d) else channels
+        groups = max(group for group in range(1, min(32, most) + 1) if channels % group == 0)
         new: nn.Module = nn.GroupNorm(groups, channels, eps=part.eps, affine=part.affine)
         if part.affine:
             new = new.to(part.weight.device, part.weight.dtype)
@@ -144,21 +147,36 @@ class IndependenceCheck:
         self._capture = capture
         self._dimensions = (0,) if batch_first else (1, 0)
         self._done: set[int] = set()
+        self._refused: dict[int, str] = {}
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
         """Check `module`, once, on a few of the `count` examples in its arguments."""
+        if id(module) in self._refused:  # another batch may hide what this one showed
+            raise UnsupportedModuleError(self._refused[id(module)])
         if id(module) in self._done or count < 2:  # one example has nothing to mix with
             return
         leaves, form = pytree.tree_flatten((args, kwargs))
         batched = [self._batch_dimension(leaf, count) for leaf in leaves]
         if all(dimension is None for dimension in batched):
             return
+        try:
+            conclusive = self._try_out(module, leaves, form, batched, count)
+        except UnsupportedModuleError as error:
+            self._refused[id(module)] = str(error)
+            raise
+        if conclusive:
+            self._done.add(id(module))
+
+    def _try_out(
+        self, module: nn.Module, leaves: Sequence[Any], form: pytree.TreeSpec, batched: Sequence[int | None], count: int
+    ) -> bool:
+        """Refuse the module if it mixes these examples. False if they are too much alike to tell."""
         keep = list(range(min(count, 4)))
         other = self._unlike_the_first(leaves, batched, count)
 
-        def run(indices: Sequence[int], seed: int = 0) -> Observed:
+        def run(indices: Sequence[int], seed: int = 0, shift: bool = False) -> Observed:
             chosen = [
-                leaf if dimension is None else leaf.index_select(dimension, torch.tensor(indices, device=leaf.device))
+                leaf if dimension is None else _chosen(leaf, dimension, indices, shift)
                 for leaf, dimension in zip(leaves, batched, strict=True)
             ]
             some_args, some_kwargs = pytree.tree_unflatten(chosen, form)
@@ -168,14 +186,17 @@ class IndependenceCheck:
             return seen
 
         buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-        whole, redrawn = run(keep), run(keep, seed=1)
-        replaced, fewer = run([other or 1, *keep[1:]]), run(keep[:-1])
+        whole, redrawn, fewer = run(keep), run(keep, seed=1), run(keep[:-1])
         self._refuse_statistics(module, buffers)
-        self._refuse_mixing(whole, replaced, len(keep))
+        self._refuse_mixing(whole, run([other or 1, *keep[1:]]), len(keep))
+        try:
+            shifted = run(keep, shift=True)  # larger than all others: what looks at the largest sees it
+        except Exception:
+            shifted = whole  # the model does not take such an input: no less was learnt
+        self._refuse_mixing(whole, shifted, len(keep))
         self._refuse_tables(whole, fewer, len(keep))
         self._refuse_counting(whole, redrawn, fewer, len(keep))
-        if other is not None:  # examples that are all alike show nothing: look again at the next batch
-            self._done.add(id(module))
+        return other is not None
 
     def _batch_dimension(self, leaf: Any, count: int) -> int | None:
         if not isinstance(leaf, Tensor):
@@ -203,22 +224,23 @@ class IndependenceCheck:
                 )
 
     def _refuse_mixing(self, whole: Observed, replaced: Observed, count: int) -> None:
-        given = {
+        given = self._given(whole, replaced, count)
+        for (name, before), (_, after) in zip(whole.outputs, replaced.outputs, strict=False):
+            for one, another in zip(before, after, strict=False):
+                if self._differs(one, another, count, slice(1, None)):
+                    raise UnsupportedModuleError(
+                        f"{_who(name, given)} mixes examples: replacing one example of a batch changes the output for "
+                        "the others, so a bound on one example's gradient does not bound its influence. Use layers "
+                        "that work on each example alone."
+                    )
+
+    def _given(self, whole: Observed, replaced: Observed, count: int) -> set[str]:
+        """Layers to which mixed examples were given: they are not the ones that mixed them."""
+        return {
             name
             for (name, before, _), (_, after, _) in zip(whole.inputs, replaced.inputs, strict=False)
             if self._differs(before, after, count, slice(1, None))
         }
-        for (name, before), (_, after) in zip(whole.outputs, replaced.outputs, strict=False):
-            for one, another in zip(before, after, strict=False):
-                if self._differs(one, another, count, slice(1, None)):
-                    # A layer that was given mixed examples is not the one that mixed them.
-                    around = name.rpartition(".")[0] or "the model"
-                    who = f"{around} (what it gives to {name})" if name in given else name
-                    raise UnsupportedModuleError(
-                        f"{who} mixes examples: replacing one example of a batch changes the output for the others, so "
-                        "a bound on one example's gradient does not bound its influence. Use layers that work on each "
-                        "example alone."
-                    )
 
     def _refuse_counting(self, whole: Observed, redrawn: Observed, fewer: Observed, count: int) -> None:
         for (name, before), (_, again), (_, after) in zip(whole.outputs, redrawn.outputs, fewer.outputs, strict=False):
@@ -228,20 +250,24 @@ class IndependenceCheck:
                     continue
                 if self._differs(one, twin, count, slice(None)):
                     continue  # it draws random numbers, and draws others for fewer examples
-                if self._differs(one.narrow(dimension, 0, count - 1), another, count - 1, slice(None)):
+                # Other shapes are summed in another order, so this is a coarser comparison.
+                if self._differs(one.narrow(dimension, 0, count - 1), another, count - 1, slice(None), 1e-2, 1e-4):
                     raise UnsupportedModuleError(
                         f"{name} mixes examples: its output for an example depends on how many others there are. "
                         "Leave the mean over examples to the loss."
                     )
 
-    def _differs(self, one: Tensor, other: Tensor, count: int, rows: slice) -> bool:
+    def _differs(
+        self, one: Tensor, other: Tensor, count: int, rows: slice, relative: float = 1e-3, least: float = 0.0
+    ) -> bool:
         dimension = self._batch_dimension(one, count)
         if dimension is None or one.shape != other.shape:
             return False
         first, second = one.movedim(dimension, 0)[rows], other.movedim(dimension, 0)[rows]
         finite = first[first.isfinite()].abs()
         size = float(finite.max()) if finite.numel() else 1.0  # small outputs are compared at their own size
-        return not torch.allclose(first, second, rtol=1e-3, atol=1e-5 * min(size, 1.0), equal_nan=True)
+        absolute = max(relative * 1e-2 * min(size, 1.0), least)
+        return not torch.allclose(first, second, rtol=relative, atol=absolute, equal_nan=True)
 
     def _refuse_tables(self, whole: Observed, fewer: Observed, count: int) -> None:
         for (name, _, before), (_, _, after) in zip(whole.inputs, fewer.inputs, strict=False):
@@ -255,6 +281,20 @@ class IndependenceCheck:
                     "example. Keep examples in the first dimension (batch_first=False for [T, N, ...]), expand a table "
                     "over the batch before the layer, or freeze the layer."
                 )
+
+
+def _chosen(leaf: Tensor, dimension: int, indices: Sequence[int], shift: bool) -> Tensor:
+    """Some examples of a batch; with `shift`, the first of them larger than anything in it, if it has real numbers."""
+    some = leaf.index_select(dimension, torch.tensor(indices, device=leaf.device))
+    if shift and leaf.is_floating_point():
+        first = some.detach().clone()
+        first.narrow(dimension, 0, 1).add_(1 + 2 * leaf.detach().nan_to_num(0.0, 0.0, 0.0).abs().max())
+        return first
+    return some
+
+
+def _who(name: str, given: set[str]) -> str:
+    return f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})" if name in given else name
 
 
 def check_criterion(criterion: Callable[..., Tensor], loss_reduction: str) -> bool:
