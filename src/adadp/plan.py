@@ -51,6 +51,11 @@ class Plan:
             if settings.seed is not None:
                 torch.manual_seed(derived(settings.seed, "initial weights"))
             self.model = models.build(self.model_name, self.input_shape, len(self.train.classes))
+        if self.noise_multiplier is not None:
+            weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+            self.algorithm.settle(
+                lot=self.lot, steps=self.steps, noise_multiplier=self.noise_multiplier, weights=weights
+            )
 
     # ---- how much noise ---------------------------------------------------------------------------------------------
 

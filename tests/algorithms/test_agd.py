@@ -44,8 +44,9 @@ def made_private(noise_multiplier: float = 2.0, seed: int = 0, steps: int = STEP
 
 def train(steps: int, **settings: object):
     made, engine, model, optimizer, lots, line = made_private(steps=steps, **settings)
-    done = 0
-    with pytest.warns(BudgetWarning):
+
+    def until_the_filter_is_full() -> int:
+        done = 0
         while not lots.stopped:
             for batch, targets in lots:
                 optimizer.zero_grad()
@@ -53,6 +54,10 @@ def train(steps: int, **settings: object):
                 made.see(optimizer, model, batch, targets)
                 optimizer.step()
                 done += not lots.stopped
+        return done
+
+    with pytest.warns(BudgetWarning):
+        done = until_the_filter_is_full()
     return engine, model, line.search, done
 
 
@@ -97,16 +102,15 @@ def test_the_information_of_a_lots_dearest_course_is_that_of_its_event() -> None
 
 @pytest.mark.parametrize("objective", ["improvement", "loss"])
 def test_objectives_are_bounded_and_noised(objective: str) -> None:
-    made, _, model, optimizer, lots, line = made_private(
+    _, _, model, _, lots, line = made_private(
         objective=objective, objective_bound=0.5, candidates=4, redraws=0
     )
     search = line.search
     drawn = []
     kept = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
     wild = torch.tensor([[0.0, 0, 0], [1e9, math.nan, math.inf], [-1e9, 0, 0], [math.inf, -math.inf, 1e-9]])
-    for batch, _ in lots:
-        search._microbatch = lots.current
-        break
+    next(iter(lots))
+    search._microbatch = lots.current
     for _ in range(4000):
         search._kept, search._looks = kept, 0
         drawn.append(search.objectives(wild))
@@ -129,7 +133,7 @@ def test_no_more_looks_than_were_charged_for() -> None:
 
 
 def test_redraws_average_to_the_noise_of_their_information() -> None:
-    *_, model, _, lots, line = made_private()
+    *_, line = made_private()
     search = line.search
     zeros = {name: torch.zeros(40_000) for name in ("weight",)}
     search.clipping.parameters = zeros

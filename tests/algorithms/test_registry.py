@@ -54,7 +54,7 @@ def test_what_they_are_made_of() -> None:
     sound = create("adadp").clipping(TASK)
     assert isinstance(sound, Ellipsoid)
     assert (sound.shape.before, sound.shape.after) == (0.25, 0.0)
-    assert isinstance(create("adadp").optimizer(parameters), torch.optim.SGD)
+    assert isinstance(create("adadp", None, {"lr": 1}).optimizer(parameters), torch.optim.SGD)
     assert isinstance(create("adadp", "example").clipping(TASK), Local)
     assert isinstance(create("adadp", "example").optimizer(parameters), Normalised)
     noise_only = create("adan").clipping(TASK)
@@ -81,6 +81,22 @@ def test_settings_are_checked() -> None:
         create("adam")
     with pytest.raises(ConfigurationError, match="probes"):
         create("adadp").clipping(Task(lot=1, steps=1))
+
+
+def test_a_learning_rate_is_chosen_from_public_numbers_unless_it_is_given() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3))]
+    with pytest.raises(ConfigurationError, match="settle"):
+        create("dpsgd").optimizer(parameters)
+    rates = []
+    for sigma in (4.0, 8.0, 1e-3):
+        made = create("dpsgd")
+        made.settle(lot=600, steps=1600, noise_multiplier=sigma, weights=71_010)
+        rates.append(made.settings["lr"])
+    assert rates[0] == 2 * rates[1]
+    assert rates[2] == 8.0  # hardly any noise: no larger than a step may be without any
+    given = create("dpsgd", None, {"lr": 0.3})
+    given.settle(lot=600, steps=1600, noise_multiplier=8.0, weights=71_010)
+    assert given.settings["lr"] == 0.3
 
 
 def test_schedules() -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from adadp.accounting.events import Event
-from adadp.algorithms.defaults import DEFAULTS
+from adadp.algorithms.defaults import DEFAULTS, learning_rate
 from adadp.algorithms.schedules import SCHEDULES
 from adadp.clipping import Clipping
 from adadp.engine import PrivacyEngine
@@ -69,11 +69,17 @@ class Algorithm(ABC):
             raise ConfigurationError(
                 f"schedule must be one of {', '.join(SCHEDULES)}, not {self.settings['schedule']!r}"
             )
-        if not 0 < self.settings["lr"] < float("inf"):
+        if self.settings["lr"] is not None and not 0 < self.settings["lr"] < float("inf"):
             raise ConfigurationError(f"lr must be a finite number above 0, not {self.settings['lr']!r}")
 
     def __str__(self) -> str:
         return f"{self.name} ({self.reading} reading)" if self.reading else self.name
+
+    def settle(self, *, lot: int, steps: int, noise_multiplier: float, weights: int) -> None:
+        """Choose the learning rate, unless it was given, from public numbers: see `defaults.learning_rate`."""
+        if self.settings["lr"] is None:
+            bound = self.settings["max_grad_norm"]
+            self.settings["lr"] = learning_rate(bound, lot, steps, noise_multiplier, weights)
 
     @property
     def sound(self) -> bool:
@@ -126,12 +132,14 @@ class Algorithm(ABC):
         """Called with each lot before `optimizer.step()`. Only line searches look at it, and pay for what they see."""
 
     def _sgd(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        if self.settings["lr"] is None:
+            raise ConfigurationError(f"{self} has no learning rate yet: give lr, or call settle() first")
         return torch.optim.SGD(parameters, lr=self.settings["lr"], momentum=self.settings.get("momentum", 0.0))
 
 
 def _like(key: str, value: Any, default: Any) -> Any:
     """`value` as the type of the setting's default; text from a command line counts as what it says."""
-    wanted = type(default)
+    wanted = float if default is None else type(default)
     try:
         if wanted is int and float(value) != int(float(value)):
             raise ValueError

@@ -1,7 +1,7 @@
 """Every number that an algorithm is run with unless told otherwise, in one place.
 
 The sound forms are ours, and so are their numbers; those of the published forms are the paper's for MNIST. `lr` is
-the learning rate at the start, `schedule` how it goes on (`adadp.algorithms.schedules`).
+the learning rate at the start, `schedule` how it goes on (`adadp.algorithms.schedules`); None is `learning_rate` below.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SOUND = {"schedule": "cosine", "momentum": 0.9, "max_grad_norm": 0.1}
 
 DEFAULTS: MappingProxyType[tuple[str, str], dict[str, Any]] = MappingProxyType(
     {
-        ("adadp", "sound"): {"lr": 2.0, **_SOUND, "before": 0.25, "after": 0.0, **_SHAPE},
+        ("adadp", "sound"): {"lr": None, **_SOUND, "before": 0.25, "after": 0.0, **_SHAPE},
         ("adadp", "example"): {"lr": 0.002, "schedule": "constant", **_BOX, **_RULE},
         ("adadp", "lot"): {"lr": 0.002, "schedule": "constant", **_BOX, **_RULE},
-        ("dpsgd", ""): {"lr": 2.0, **_SOUND},
+        ("dpsgd", ""): {"lr": None, **_SOUND},
         ("adal", ""): {"lr": 0.001, "schedule": "constant", "max_grad_norm": 4.0, **_RULE},
-        ("adan", "sound"): {"lr": 2.0, **_SOUND, "before": 0.25, "after": -0.25, **_SHAPE},
+        ("adan", "sound"): {"lr": None, **_SOUND, "before": 0.25, "after": -0.25, **_SHAPE},
         ("adan", "example"): {"lr": 0.1, "schedule": "constant", **_BOX},
         ("adan", "lot"): {"lr": 0.1, "schedule": "constant", **_BOX},
         # The paper does not give AGD's numbers; growth is its authors'. Objectives are differences from where the step
@@ -42,6 +42,20 @@ DEFAULTS: MappingProxyType[tuple[str, str], dict[str, Any]] = MappingProxyType(
         ("sgd", ""): {"lr": 0.1, "schedule": "cosine", "momentum": 0.9},
     }
 )
+
+
+NOISE_WALK, LARGEST_STEP = 6.0, 0.8
+
+
+def learning_rate(max_grad_norm: float, lot: int, steps: int, noise_multiplier: float, weights: int) -> float:
+    """A rate for SGD with momentum 0.9 that transfers, from public numbers alone.
+
+    Each step's noise moves each of `weights` weights by lr * C * sigma / L, so all steps together move them by that
+    times sqrt(steps * weights). What this length may be turned out much the same for different nets, lots and budgets.
+    Where there is little noise the rate is held back by what a step may be without any.
+    """
+    walk = max_grad_norm * noise_multiplier / lot * math.sqrt(steps * weights)
+    return min(NOISE_WALK / walk, LARGEST_STEP / max_grad_norm)
 
 
 def default_lot(examples: int) -> int:
