@@ -1,6 +1,6 @@
 """Synthetic inputs for `Probe`: they look enough like data to show a model's gradient shape, and hold none of it.
 
-Each is a callable (count, generator) -> tensor on the CPU, made from public knowledge alone: the inputs' form and range.
+Each is a callable (count, generator) -> tensor on the CPU, made from public knowledge alone: the inputs' form, range.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PinkNoise:
         rows = torch.fft.fftfreq(height).view(height, 1)
         columns = torch.fft.rfftfreq(width).view(1, -1)
         frequency = (rows.square() + columns.square()).sqrt().clamp_min(1 / max(height, width))
-        images = torch.fft.irfft2(torch.fft.rfft2(white) / frequency, s=(height, width))
+        images: Tensor = torch.fft.irfft2(torch.fft.rfft2(white) / frequency, s=(height, width))
         flat = images.flatten(1)
         flat = flat - flat.amin(1, keepdim=True)
         flat = flat / flat.amax(1, keepdim=True).clamp_min(1e-12)
