@@ -43,6 +43,11 @@ class Outer(nn.Module):
 def refused(model: nn.Module, words: str, **settings: object) -> None:
     """Training refuses the model with these words, with nothing charged and nothing changed, however often tried."""
     settings.setdefault("sampling", "fixed")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for part in model.modules():
+            if isinstance(part, nn.Linear):
+                part.reset_parameters()
     engine, model, optimizer, loader = private(model, **settings)
     before = weights(model)
     tries = 0

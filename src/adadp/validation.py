@@ -258,7 +258,7 @@ class IndependenceCheck:
                     )
 
     def _differs(
-        self, one: Tensor, other: Tensor, count: int, rows: slice, relative: float = 1e-3, least: float = 0.0
+        self, one: Tensor, other: Tensor, count: int, rows: slice, relative: float = 1e-4, least: float = 0.0
     ) -> bool:
         dimension = self._batch_dimension(one, count)
         if dimension is None or one.shape != other.shape:
