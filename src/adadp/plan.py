@@ -32,6 +32,10 @@ class Plan:
         self.settings = settings
         self.algorithm = algorithms.create(settings.algorithm, settings.reading, settings.algorithm_settings())
         self.device = device_of(settings.device)
+        if settings.model not in ("auto", *models.MODELS):
+            raise ConfigurationError(
+                f"no model is called {settings.model!r}; there are auto, {', '.join(sorted(models.MODELS))}"
+            )
         pair = read(settings)
         self.train, self.test = pair.train, pair.test
         examples = len(self.train)

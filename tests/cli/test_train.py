@@ -1,0 +1,223 @@
+"""`adadp train`, `evaluate` and `predict` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from adadp import data
+from adadp.cli import app
+
+QUICK = ["--dataset", "digits", "--model", "linear", "--steps", "8", "--lot", "200", "--evaluations", "1"]
+KEYS = {"accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "steps", "algorithm", "seconds"}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments)
+
+
+def values(*arguments: str) -> dict[str, Any]:
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)  # JSON and nothing else
+    assert arguments[0] == "account" or result.stdout.count("\n") == 1, "one line"
+    assert isinstance(found, dict)
+    return found
+
+
+def refused(*arguments: str) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("adadp: ")
+    return str(lines[0])
+
+
+def test_epsilon_is_what_account_says_with_the_preprocessing() -> None:
+    found = values("train", *QUICK, "--noise-multiplier", "3", "--delta", "1e-5", "--pca-noise-multiplier", "12")
+    assert set(found) >= KEYS
+    run = ["--examples", str(found["examples"]), "--lot", "200", "--steps", "8", "--noise-multiplier", "3"]
+    said = values("account", *run, "--delta", "1e-5", "--gaussian", "12")
+    assert found["epsilon"] == said["epsilon"]
+    claimed = values("account", *run, "--delta", "1e-5", "--accountant", "theorem1")
+    assert found["claimed_epsilon"] == claimed["epsilon"]
+    assert found["delta"] == 1e-5
+    assert (found["steps"], found["algorithm"]) == (8, "adadp")
+    assert "1e-05)-differential privacy" in found["guarantee"]
+    assert "not covered" in found["note"]
+
+
+def test_a_budget_is_kept() -> None:
+    found = values("train", *QUICK, "--epsilon", "0.7", "--delta", "1e-5", "--pca-noise-multiplier", "20")
+    assert 0.69 < found["epsilon"] <= 0.7
+    run = ["--examples", "1438", "--lot", "200", "--steps", "8", "--noise-multiplier", repr(found["noise_multiplier"])]
+    assert found["epsilon"] == values("account", *run, "--delta", "1e-5", "--gaussian", "20")["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reading"),
+    [("adadp", "example"), ("adadp", "lot"), ("adan", "example"), ("adan", "lot"), ("dpopt", "published")],
+)
+def test_readings_of_the_paper_print_a_claim_and_no_epsilon(algorithm: str, reading: str) -> None:
+    quick = [*QUICK, "--steps", "2"]
+    found = values("train", *quick, "--algorithm", algorithm, "--reading", reading, "--epsilon", "4")
+    assert found["epsilon"] is None
+    assert 3.9 < found["claimed_epsilon"] <= 4
+    assert found["guarantee"].startswith("none: ")
+    assert found["reading"] == reading
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "adal", "adan", "agd", "dpopt"])
+def test_the_other_algorithms(algorithm: str) -> None:
+    found = values("train", *QUICK, "--algorithm", algorithm, "--epsilon", "1")
+    assert 0.9 < found["epsilon"] <= 1
+    assert found["claimed_epsilon"] > found["epsilon"]
+
+
+def test_without_privacy() -> None:
+    found = values("train", *QUICK, "--algorithm", "sgd")
+    assert found["epsilon"] is None
+    assert found["claimed_epsilon"] is None
+    assert found["guarantee"].startswith("none: ")
+
+
+def test_for_people_every_setting_is_printed() -> None:
+    result = call("train", *QUICK, "--seed", "12345", "--out", "run")
+    assert result.exit_code == 0, result.output
+    for text in ("noise-multiplier", "lot", "epochs", "max_grad_norm", "damping", "cosine", "device", "delta"):
+        assert text in result.stdout
+    assert "12345" not in result.stdout, "a seed is a secret"
+    assert "computed without noise" in " ".join(result.stdout.split())
+    assert "This rests on" in result.stdout
+    assert {path.name for path in Path("run").iterdir()} >= {
+        "config.json", "model.safetensors", "guarantee.json", "guarantee.md", "metrics.jsonl", "ledger.jsonl"
+    }  # fmt: skip
+    assert "12345" not in (Path("run") / "config.json").read_text()
+
+
+def test_a_configuration_file_and_what_wins() -> None:
+    Path("run.toml").write_text(
+        'dataset = "digits"\nmodel = "linear"\nnoise-multiplier = 3.0\nepochs = 1\nlot = 200\n'
+        'algorithm = "dpsgd"\nevaluations = 1\n[settings]\nmomentum = 0.5\n'
+    )
+    found = values("train", "--config", "run.toml", "--steps", "3")
+    assert (found["steps"], found["algorithm"], found["noise_multiplier"]) == (3, "dpsgd", 3.0)
+    config = json.loads((Path(found["run"]) / "config.json").read_text())
+    assert config["settings"]["momentum"] == 0.5
+    other = values("train", "--config", "run.toml", "--epsilon", "1", "--steps", "2", "--set", "momentum=0.25")
+    assert other["noise_multiplier"] != 3.0
+    assert json.loads((Path(other["run"]) / "config.json").read_text())["settings"]["momentum"] == 0.25
+    Path("wrong.toml").write_text("epsilom = 1\n")
+    assert "'epsilom'" in refused("train", "--config", "wrong.toml")
+    Path("wrong.toml").write_text("steps = 'many'\n")
+    assert "whole number" in refused("train", "--config", "wrong.toml")
+    Path("wrong.toml").write_text("steps = = 3\n")
+    assert "not TOML" in refused("train", "--config", "wrong.toml")
+    assert "cannot be read" in refused("train", "--config", "nowhere.toml")
+
+
+def write_table(path: str, rows: int = 300, label: str = "label") -> str:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, rows)
+    lines = [f"amount,colour,{label}"]
+    for y in labels:
+        colour = generator.choice(["red", "green"])
+        lines.append(f"{generator.normal(5000 + 4000 * y, 800):.2f},{colour},{('no', 'yes')[y]}")
+    Path(path).write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_table_of_ones_own() -> None:
+    write_table("train.csv", label="bought")
+    found = values("train", "--dataset", "train.csv", "--label", "bought", "--epsilon", "3", "--steps", "20",
+                   "--test-fraction", "0.3", "--out", "run", "--seed", "1")  # fmt: skip
+    assert len(found["gaussian"]) == 4
+    assert found["epsilon"] <= 3
+    run = ["--examples", str(found["examples"]), "--lot", str(found["lot"]), "--steps", "20"]
+    run += ["--noise-multiplier", repr(found["noise_multiplier"]), "--delta", "1e-4"]
+    for sigma in found["gaussian"]:
+        run += ["--gaussian", repr(sigma)]
+    assert found["epsilon"] == values("account", *run)["epsilon"]
+    held = values("evaluate", "run", "--dataset", "train.csv")
+    assert held["accuracy"] > 0.8
+    assert "not covered" in held["note"]
+    Path("new.csv").write_text("colour,amount\nred,5000\ngreen,9100\n")
+    assert values("predict", "run", "new.csv")["predictions"] == ["no", "yes"]
+    result = call("predict", "run", "new.csv")
+    assert result.stdout.split() == ["no", "yes"]
+    assert "give --dataset" in refused("evaluate", "run")
+    Path("less.csv").write_text("colour\nred\n")
+    assert "'amount'" in refused("predict", "run", "less.csv")
+
+
+def test_images_of_ones_own() -> None:
+    found = values("train", *QUICK, "--pca-noise-multiplier", "30", "--out", "run")
+    test = data.load("digits", "test")
+    assert values("evaluate", "run")["accuracy"] == found["accuracy"]
+    np.savez("some.npz", images=test.images[:5, 0].numpy())
+    assert len(values("predict", "run", "some.npz")["predictions"]) == 5
+    np.savez("large.npz", images=np.zeros((2, 9, 9), dtype=np.uint8))
+    assert "(1, 9, 9)" in refused("predict", "run", "large.npz")
+    np.savez("floats.npz", images=np.zeros((2, 8, 8)))
+    assert "uint8" in refused("predict", "run", "floats.npz")
+    write_table("train.csv")
+    assert "none of the classes" in refused("evaluate", "run", "--dataset", "train.csv")
+    assert "not the folder of a finished run" in refused("evaluate", "nowhere")
+    assert "does not exist" in refused("predict", "run", "nowhere.npz")
+    (Path("run") / "model.safetensors").write_bytes(b"damaged")
+    assert "cannot be read" in refused("predict", "run", "some.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--epsilon", "1", "--noise-multiplier", "1"], "either epsilon"),
+        (["--lot", "2000"], "1..1,438"),
+        (["--epsilon", "nan"], "epsilon"),
+        (["--noise-multiplier", "0"], "noise_multiplier"),
+        (["--algorithm", "adam"], "no algorithm"),
+        (["--reading", "literal"], "no reading"),
+        (["--algorithm", "dpsgd", "--reading", "lot"], "leave it out"),
+        (["--model", "gpt"], "no model"),
+        (["--schedule", "steep"], "schedule must be"),
+        (["--set", "beta"], "NAME=VALUE"),
+        (["--steps", "x"], "steps"),
+        (["--test", "x.csv"], "data of your own"),
+        (["--device", "cuda:99"], "cuda"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+    assert said in refused("train", "--dataset", "digits", *arguments)
+    assert not Path("runs").exists(), "nothing was started"
+
+
+def test_bad_data_is_named() -> None:
+    write_table("t.csv")
+    assert "no label column 'outcome'" in refused("train", "--dataset", "t.csv", "--label", "outcome")
+    Path("one.csv").write_text("a,label\n1,x\n2,x\n3,x\n")
+    assert "one class only" in refused("train", "--dataset", "one.csv")
+    Path("mixed.csv").write_text("a,label\n1,x\ntwo,y\n3,x\n")
+    assert "'a'" in refused("train", "--dataset", "mixed.csv")
+    Path("gap.csv").write_text("a,label\n1,x\n,y\n3,x\n")
+    assert "row 2" in refused("train", "--dataset", "gap.csv")
+    Path("other.csv").write_text("amount,colour,label\n1,red,maybe\n2,red,no\n")
+    assert "'maybe'" in refused("train", "--dataset", "t.csv", "--test", "other.csv")
+    images = np.zeros((4, 8, 8))
+    images[0, 0, 0] = np.nan
+    np.savez("nan.npz", images=images, label=np.array([0, 1, 0, 1]))
+    assert "uint8" in refused("train", "--dataset", "nan.npz")
+    Path("tiny.csv").write_text("a,label\n" + "\n".join(f"{i},{i % 2}" for i in range(40)) + "\n")
+    assert "lot must be in" in refused("train", "--dataset", "tiny.csv", "--lot", "100")
+    assert "neither digits" in refused("train", "--dataset", "nowhere.csv")
