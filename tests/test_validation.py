@@ -172,6 +172,10 @@ def test_mixing_is_seen_and_named(mix: Callable[[Tensor], Tensor], physical: int
     refused(Outer(Around(after=mix)), "inner mixes examples", max_physical_batch_size=physical)
 
 
+def test_examples_against_examples_are_seen() -> None:
+    refused(Around(after=lambda x: x @ x.T), "Around mixes examples")
+
+
 def test_small_outputs_are_looked_at_closely() -> None:
     refused(Around(after=lambda x: 1e-6 * (x - x.mean(0))), "mixes examples")
 
@@ -248,6 +252,31 @@ def test_buffers_that_take_statistics_are_seen(how: str) -> None:
 
     refused(Keeper(), "the buffer mean changes")
     refused(nn.Sequential(Keeper()), "the buffer 0.mean changes")
+
+
+@pytest.mark.parametrize("lot", [2, 6])
+@pytest.mark.parametrize(
+    "layer", [nn.LSTM(3, 3, num_layers=2, bidirectional=True), nn.LSTM(3, 3, 2), nn.TransformerEncoderLayer(3, 1, 4)]
+)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_a_length_that_happens_to_be_the_number_of_examples(layer: nn.Module, lot: int, first: bool) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = copy.deepcopy(layer)
+            (self.layer.self_attn if hasattr(layer, "self_attn") else self.layer).batch_first = first
+            self.head = nn.LazyLinear(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            sequence = x.unsqueeze(1).expand(-1, 4, -1)
+            found = self.layer(sequence if first else sequence.transpose(0, 1))
+            return self.head((found[0] if isinstance(found, tuple) else found).mean(1 if first else 0))
+
+    model = Reader()
+    model(torch.zeros(3, 3))
+    _, model, optimizer, loader = private(model, lot=lot, batch_first=first, sampling="fixed")
+    epoch(model, optimizer, loader)
 
 
 class _Wide(nn.Module):

@@ -7,7 +7,7 @@ batch: examples are taken away and replaced, and nothing may change for the othe
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -188,14 +188,14 @@ class IndependenceCheck:
         buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
         whole, redrawn, fewer = run(keep), run(keep, seed=1), run(keep[:-1])
         self._refuse_statistics(module, buffers)
-        self._refuse_mixing(whole, run([other or 1, *keep[1:]]), len(keep))
+        self._refuse_mixing(whole, run([other or 1, *keep[1:]]), fewer)
         try:
             shifted = run(keep, shift=True)  # larger than all others: what looks at the largest sees it
         except Exception:
             shifted = whole  # the model does not take such an input: no less was learnt
-        self._refuse_mixing(whole, shifted, len(keep))
+        self._refuse_mixing(whole, shifted, fewer)
         self._refuse_tables(whole, fewer, len(keep))
-        self._refuse_counting(whole, redrawn, fewer, len(keep))
+        self._refuse_counting(whole, redrawn, fewer)
         return other is not None
 
     def _batch_dimension(self, leaf: Any, count: int) -> int | None:
@@ -223,44 +223,55 @@ class IndependenceCheck:
                     "without noise. Freeze it, or replace the module that keeps it."
                 )
 
-    def _refuse_mixing(self, whole: Observed, replaced: Observed, count: int) -> None:
-        given = self._given(whole, replaced, count)
-        for (name, before), (_, after) in zip(whole.outputs, replaced.outputs, strict=False):
-            for one, another in zip(before, after, strict=False):
-                if self._differs(one, another, count, slice(1, None)):
-                    raise UnsupportedModuleError(
-                        f"{_who(name, given)} mixes examples: replacing one example of a batch changes the output for "
-                        "the others, so a bound on one example's gradient does not bound its influence. Use layers "
-                        "that work on each example alone."
-                    )
-
-    def _given(self, whole: Observed, replaced: Observed, count: int) -> set[str]:
-        """Layers to which mixed examples were given: they are not the ones that mixed them."""
-        return {
-            name
-            for (name, before, _), (_, after, _) in zip(whole.inputs, replaced.inputs, strict=False)
-            if self._differs(before, after, count, slice(1, None))
+    def _refuse_mixing(self, whole: Observed, replaced: Observed, fewer: Observed) -> None:
+        given = {
+            name  # given mixed examples, so it is not the one that mixed them
+            for (name, one, _), (_, other, _), (_, less, _) in zip(
+                whole.inputs, replaced.inputs, fewer.inputs, strict=False
+            )
+            if self._differs(one, other, self._examples(one, less), slice(1, None))
         }
+        for name, one, other, less in _together(whole, replaced, fewer):
+            if self._differs(one, other, self._examples(one, less), slice(1, None)):
+                who = f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})" if name in given else name
+                raise UnsupportedModuleError(
+                    f"{who} mixes examples: replacing one example of a batch changes the output for the others, so a "
+                    "bound on one example's gradient does not bound its influence. Use layers that work on each "
+                    "example alone."
+                )
 
-    def _refuse_counting(self, whole: Observed, redrawn: Observed, fewer: Observed, count: int) -> None:
-        for (name, before), (_, again), (_, after) in zip(whole.outputs, redrawn.outputs, fewer.outputs, strict=False):
-            for one, twin, another in zip(before, again, after, strict=False):
-                dimension = self._batch_dimension(one, count)
-                if dimension is None or self._batch_dimension(another, count - 1) != dimension:
-                    continue
-                if self._differs(one, twin, count, slice(None)):
-                    continue  # it draws random numbers, and draws others for fewer examples
-                # Other shapes are summed in another order, so this is a coarser comparison.
-                if self._differs(one.narrow(dimension, 0, count - 1), another, count - 1, slice(None), 1e-2, 1e-4):
-                    raise UnsupportedModuleError(
-                        f"{name} mixes examples: its output for an example depends on how many others there are. "
-                        "Leave the mean over examples to the loss."
-                    )
+    def _refuse_counting(self, whole: Observed, redrawn: Observed, fewer: Observed) -> None:
+        for name, one, twin, less in _together(whole, redrawn, fewer):
+            dimension = self._examples(one, less)
+            if dimension is None or self._differs(one, twin, dimension, slice(None)):
+                continue  # it draws random numbers, and draws others for fewer examples
+            # Other shapes are summed in another order, so this is a coarser comparison.
+            rest = one.narrow(dimension, 0, less.shape[dimension])
+            if self._differs(rest, less, dimension, slice(None), 1e-2, 1e-4):
+                raise UnsupportedModuleError(
+                    f"{name} mixes examples: its output for an example depends on how many others there are. Leave the "
+                    "mean over examples to the loss."
+                )
+
+    def _examples(self, one: Tensor, less: Tensor) -> int | None:
+        """The dimension of examples: the one that is shorter by one where there is one example less.
+
+        Not one that happens to have the same length, such as the layers of a recurrent network.
+        """
+        if one.ndim != less.ndim:
+            return None
+        shorter = [d for d in range(one.ndim) if one.shape[d] == less.shape[d] + 1]
+        return shorter[0] if shorter else None
 
     def _differs(
-        self, one: Tensor, other: Tensor, count: int, rows: slice, relative: float = 1e-4, least: float = 0.0
+        self,
+        one: Tensor,
+        other: Tensor,
+        dimension: int | None,
+        rows: slice,
+        relative: float = 1e-4,
+        least: float = 0.0,
     ) -> bool:
-        dimension = self._batch_dimension(one, count)
         if dimension is None or one.shape != other.shape:
             return False
         first, second = one.movedim(dimension, 0)[rows], other.movedim(dimension, 0)[rows]
@@ -293,8 +304,11 @@ def _chosen(leaf: Tensor, dimension: int, indices: Sequence[int], shift: bool) -
     return some
 
 
-def _who(name: str, given: set[str]) -> str:
-    return f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})" if name in given else name
+def _together(*runs: Observed) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """The outputs of each module in three runs, side by side."""
+    for (name, first), (_, second), (_, third) in zip(*(run.outputs for run in runs), strict=False):
+        for one, other, another in zip(first, second, third, strict=False):
+            yield name, one, other, another
 
 
 def check_criterion(criterion: Callable[..., Tensor], loss_reduction: str) -> bool:
