@@ -401,6 +401,17 @@ class Products(PerExample):
             total += torch.clamp(product, low, limit, out=product).nan_to_num_(nan=0.0).sum(0)
         return total.view(self.shape)
 
+    def finite(self) -> Tensor:
+        if self.tokens > 1:
+            return super().finite()
+        # Of a product of two vectors the largest entry is the product of the largest: the others need not be made.
+        return (_largest_entry(self.inputs) * _largest_entry(self.outputs)).isfinite()
+
+
+def _largest_entry(vectors: Tensor) -> Tensor:
+    """Of each example, NaN where it holds one."""
+    return flattened(vectors).abs().amax(1) if vectors.numel() else vectors.new_zeros(len(vectors))
+
 
 class ScaledVectors(PerExample):
     """Vectors' outer products multiplied elementwise by one matrix: the norm is a quadratic form, still unstored."""
