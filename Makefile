@@ -16,7 +16,7 @@ test-all: lint types
 	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples experiments
 
 types: $(STAMP)
 	$(BIN)/mypy

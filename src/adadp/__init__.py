@@ -5,27 +5,60 @@
 makes a model, an optimizer and a data loader private in one call; `engine.guarantee(delta)` says what may be said.
 """
 
-from adadp.clipping import Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
-from adadp.engine import PrivacyEngine
-from adadp.shape import Diagonal, Kronecker
-from adadp.sources import Paid, Probe, Public, Raw, Released
-from adadp.validation import fix
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adadp.accounting.ledger import Budget, Ledger
+    from adadp.clipping import Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
+    from adadp.engine import PrivacyEngine
+    from adadp.errors import PrivacyError
+    from adadp.shape import Diagonal, Kronecker
+    from adadp.sources import Paid, Probe, Public, Raw, Released
+    from adadp.validation import fix
+
+# Where each name lives. They are imported when first used: `adadp account` and reading a ledger need no torch.
+_HOMES = {
+    "adadp.accounting.ledger": ("Budget", "Ledger"),
+    "adadp.clipping": ("Automatic", "Clipping", "Ellipsoid", "Flat", "Grouped", "Local", "PerLayer"),
+    "adadp.engine": ("PrivacyEngine",),
+    "adadp.errors": ("PrivacyError",),
+    "adadp.shape": ("Diagonal", "Kronecker"),
+    "adadp.sources": ("Paid", "Probe", "Public", "Raw", "Released"),
+    "adadp.validation": ("fix",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Automatic",
+    "Budget",
     "Clipping",
     "Diagonal",
     "Ellipsoid",
     "Flat",
     "Grouped",
     "Kronecker",
+    "Ledger",
     "Local",
     "Paid",
     "PerLayer",
     "PrivacyEngine",
+    "PrivacyError",
     "Probe",
     "Public",
     "Raw",
     "Released",
     "fix",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'adadp' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

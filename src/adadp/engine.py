@@ -266,6 +266,11 @@ class PrivacyEngine:
             reasons=tuple(self._reasons),
         )
 
+    @property
+    def accountant(self) -> PrivacyEngine:
+        """The engine itself, so that `engine.accountant.get_epsilon(delta)` is `engine.get_epsilon(delta)`."""
+        return self
+
     def get_epsilon(self, delta: float) -> float:
         """The epsilon at `delta`. Raises NoGuaranteeError with the reasons where there is none."""
         return self.guarantee(delta).require()

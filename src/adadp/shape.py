@@ -92,6 +92,7 @@ class Spectrum:
 
     def __init__(self, moments: Tensor, damping: float, rank: int | None, previous: Spectrum | None = None) -> None:
         moments = moments.to(torch.float64 if moments.dtype == torch.float64 else torch.float32)
+        moments = moments.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)  # a model that diverged: eigh would raise
         size = len(moments)
         self.basis: Tensor | None = None
         self.rest: Tensor | None = None
