@@ -34,8 +34,9 @@ DEFAULTS: MappingProxyType[tuple[str, str], dict[str, Any]] = MappingProxyType(
             "lr": 0.5, "schedule": "constant", "max_grad_norm": 1.0, "candidates": 5, "objective": "improvement",
             "objective_bound": 0.2, "share": 0.2, "growth": 0.1, "redraws": 1,
         },
+        # Its bounds follow the gradient, so its radius is 1.
         ("dpopt", "sound"): {
-            "lr": 0.1, "schedule": "linear", "max_grad_norm": 4.0, "beta": 1.2, "threshold": 0.0, "floor": 0.1,
+            "lr": 0.1, "schedule": "linear", "max_grad_norm": 1.0, "beta": 1.2, "threshold": 0.0, "floor": 0.1,
             "probes": 512, "refresh": 50,
         },
         ("dpopt", "published"): {"lr": 0.1, "schedule": "linear", **_BOX, "floor": 1e-3},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -13,64 +14,96 @@ from adadp.algorithms.allocation import descend
 from adadp.algorithms.published import RAW_REASON
 from adadp.clipping import Clipping, Local, Release
 from adadp.gradients.collection import Gradients
-from adadp.sources import ModelGradients, Raw, Source
+from adadp.sources import ModelGradients, Probe, Raw
 
 WEIGHTS_REASON = "the noise of each coordinate is optimised for the lot's raw gradient, which it then shows"
 
 
-class Optimised(Local):
-    """A box of bounds s_i whose noise minimises sum w_i sigma_i^2 within Lemma 1's constraint, w_i = g_i^2.
+class _Optimised(Local):
+    """Noise that minimises sum w_i sigma_i^2, w_i = g_i^2, within Lemma 1's constraint for bounds s_i.
 
-    g is the lot's raw mean gradient with `raw`, else a moving average of released ones. `floor` is added to s_i^2 and
-    w_i, as a part of their mean: a coordinate that looked dead may come to life.
+    `floor` is added to s_i^2 and w_i, as a part of their mean: a coordinate that looked dead may come to life.
     """
 
-    def __init__(
-        self, max_grad_norm: float, *, source: Source, beta: float, threshold: float, floor: float, raw: bool
-    ) -> None:
-        super().__init__(max_grad_norm, source=source, beta=beta, threshold=threshold)
-        self.floor, self.raw = floor, raw
+    def __init__(self, max_grad_norm: float, *, source: Probe | Raw, floor: float, **box: float) -> None:
+        super().__init__(max_grad_norm, source=source, **box)
+        self.floor = floor
         self._gradient: dict[str, Tensor] = {}
         self._sigma: Tensor | None = None
 
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        return (*super().reasons, *((WEIGHTS_REASON,) if self.raw else ()))
-
     def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
         super().begin(parameters, model)
-        flat = self._flat(self.bounds)
-        least = self.floor * flat.square().mean()
+        least = self.floor * self._flat(self.bounds).square().mean() if self.bounds else 0.0
         self.bounds = {name: (bound.square() + least).sqrt() for name, bound in self.bounds.items()}
-        if self.raw:
-            self._gradient = {}
 
-    def _bounded(self, gradients: Gradients) -> Release:
-        sums = super()._bounded(gradients)
-        if self.raw:
-            for name, value in sums.items():
-                self._gradient[name] = self._gradient.get(name, 0) + value / self.expected_lot
-        return sums
-
-    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
-        if not self.local or not self._gradient:
-            return super()._gradient_stddev(noise_multiplier)
-        weights = self._flat(self._gradient).square()
-        weights = weights + self.floor * weights.mean() + torch.finfo(weights.dtype).tiny
-        self._sigma = descend(self._flat(self.bounds), weights, noise_multiplier, start=self._sigma)
+    def _axes(self) -> dict[str, Tensor]:
+        """sigma_i for a noise multiplier of 1; equal shares of the constraint while no gradient is known."""
+        bounds = self._flat(self.bounds)
+        if self._gradient:
+            weights = self._flat(self._gradient).square().to(bounds.dtype)
+            weights = weights + self.floor * weights.mean() + torch.finfo(weights.dtype).tiny
+            self._sigma = descend(bounds, weights, 1.0, start=self._sigma)
+        else:
+            self._sigma = bounds * math.sqrt(len(bounds))
         parts = torch.split(self._sigma, [bound.numel() for bound in self.bounds.values()])
         return {name: part.view_as(self.bounds[name]) for name, part in zip(self.bounds, parts, strict=True)}
 
-    def release(self, noisy: Release, stddev: Mapping[str, float | Tensor]) -> Release:
-        released = super().release(noisy, stddev)
-        if not self.raw:
-            for name, value in released.items():
-                mean = value / self.expected_lot
-                self._gradient[name] = torch.lerp(self._gradient.get(name, mean), mean, 0.01)
-        return released
-
     def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([tensors[name].reshape(-1) for name in self.bounds])
+
+
+class PublishedNoise(_Optimised):
+    """Every coordinate clamped to s_i, the noise optimised for the lot's raw gradient."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return (*super().reasons, WEIGHTS_REASON)
+
+    def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        super().begin(parameters, model)
+        self._gradient = {}
+
+    def _bounded(self, gradients: Gradients) -> Release:
+        sums = super()._bounded(gradients)
+        for name, value in sums.items():
+            self._gradient[name] = self._gradient.get(name, 0) + value / self.expected_lot
+        return sums
+
+    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        if not self.local:
+            return super()._gradient_stddev(noise_multiplier)
+        return {name: noise_multiplier * axis for name, axis in self._axes().items()}
+
+
+class OptimisedNoise(_Optimised):
+    """Clips to the ellipsoid that the noise is made for: |g / sigma| <= C / sigma_*, sigma optimised.
+
+    It contains the box of the s_i at equal noise, so it cuts off less; and it needs norms only, which are far cheaper
+    than a clamp of every coordinate of every example. g is a moving average of released gradients.
+    """
+
+    decay = 0.99
+
+    def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        super().begin(parameters, model)
+        self.axes = self._axes() if self.local else {}
+
+    def _bounded(self, gradients: Gradients) -> Release:
+        inside = gradients
+        if self.axes:
+            forms = {name: form.scaled(1 / self.axes[name]) for name, form in gradients.forms.items()}
+            inside = gradients.replaced(forms)
+        return self._sums(inside, self.weights(inside))
+
+    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+        return dict.fromkeys(self.parameters, noise_multiplier * self.max_grad_norm)
+
+    def _carried(self, noisy: Release) -> Release:
+        released = {name: value * self.axes[name] if self.axes else value for name, value in noisy.items()}
+        for name, value in released.items():
+            mean = value / self.expected_lot
+            self._gradient[name] = torch.lerp(mean, self._gradient.get(name, mean), self.decay)
+        return released
 
 
 @algorithm("dpopt")
@@ -84,14 +117,12 @@ class DPOPT(Algorithm):
         return (RAW_REASON, WEIGHTS_REASON) if self.reading == "published" else ()
 
     def clipping(self, task: Task) -> Clipping:
-        published = self.reading == "published"
-        source: Source
-        if published:
-            source = Raw(decay=self.settings["decay"])
-        else:
-            source = task.probe(self.settings["probes"], self.settings["refresh"])
-        given = {key: self.settings[key] for key in ("beta", "threshold", "floor")}
-        return Optimised(self.settings["max_grad_norm"], source=source, raw=published, **given)
+        settings = self.settings
+        given = {key: settings[key] for key in ("beta", "threshold", "floor")}
+        if self.reading == "published":
+            return PublishedNoise(settings["max_grad_norm"], source=Raw(decay=settings["decay"]), **given)
+        source = task.probe(settings["probes"], settings["refresh"])
+        return OptimisedNoise(settings["max_grad_norm"], source=source, **given)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return self._sgd(parameters)
