@@ -5,6 +5,7 @@ This is what `make demo` runs: 1,797 real images that come with scikit-learn, a 
 
 from __future__ import annotations
 
+import textwrap
 import time
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import Ellipsoid, Kronecker, PrivacyEngine, Probe
+from adadp.accounting.guarantee import round_up
 from adadp.probes import PinkNoise
 
 EPSILON, DELTA, STEPS, LOT = 1.0, 1e-4, 300, 256
@@ -62,6 +64,6 @@ with torch.no_grad():
     accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
 guarantee = engine.guarantee(DELTA)
 print(f"accuracy  {accuracy:.1%} on {len(test)} images held out ({seconds:.1f} s)")
-print(f"epsilon   {guarantee.epsilon:.4f}")
+print(f"epsilon   {round_up(guarantee.require())}")
 print(f"delta     {guarantee.delta:g}")
-print(f"guarantee {guarantee}")
+print(textwrap.fill(f"guarantee {guarantee}", 100, subsequent_indent=" " * 10))
