@@ -46,7 +46,7 @@ class Settings:
     pca_components: int = 60
     preprocessing_share: float = 0.1
     microbatch: int | None = None
-    evaluations: int = 20
+    evaluations: int = 10
     device: str = "auto"
     seed: int | None = None
     out: str | None = None

@@ -42,7 +42,7 @@ def train(
     epsilon: Annotated[float | None, _option("Calibrate the noise to this budget for all releases. [1.0]")] = None,
     delta: Annotated[float | None, _option("The delta of the guarantee. [1e-4]")] = None,
     noise_multiplier: Annotated[float | None, _option("Or give the noise over the bound (sigma).")] = None,
-    lot: Annotated[int | None, _option("Expected examples in a step. [about 8 sqrt(N)]")] = None,
+    lot: Annotated[int | None, _option("Expected examples in a step. [about 4 sqrt(N)]")] = None,
     epochs: Annotated[float | None, _option("How long, in passes over the data.")] = None,
     steps: Annotated[int | None, _option("Or how long in steps. [600]")] = None,
     lr: Annotated[float | None, _option("Learning rate at the start. [the algorithm's]")] = None,
@@ -60,7 +60,7 @@ def train(
         float | None, _option("Part of the budget for the scales of a table's columns. [0.1]")
     ] = None,
     microbatch: Annotated[int | None, _option("Most examples in memory at a time. [the lot]")] = None,
-    evaluations: Annotated[int | None, _option("How often accuracy is taken on the way. [20]")] = None,
+    evaluations: Annotated[int | None, _option("How often accuracy is taken on the way. [10]")] = None,
     device: Annotated[str | None, _option("cpu, cuda. [auto]")] = None,
     seed: Annotated[int | None, _option("Repeatable noise and lots. Must stay secret. [none]")] = None,
     out: Annotated[str | None, _option("The run's folder. [runs/DATASET-ALGORITHM-N]")] = None,
