@@ -279,6 +279,31 @@ def test_a_length_that_happens_to_be_the_number_of_examples(layer: nn.Module, lo
     epoch(model, optimizer, loader)
 
 
+@pytest.mark.parametrize("steps", [5, 6])
+@pytest.mark.parametrize("first", [True, False])
+def test_as_many_steps_as_examples(steps: int, first: bool) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.GRU(3, 3, batch_first=first), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+            if first:
+                return self.head((self.layer(x)[0].mT @ mask).sum(2))  # a mask of [T, T] is the same for all examples
+            return self.head(self.layer(x.transpose(0, 1))[0].sum(0))  # [n, T, ...] outside, [T, n, ...] inside
+
+    examples = TensorDataset(torch.randn(24, steps, 3), torch.zeros(24, dtype=torch.long))
+    settings = {"data_loader": DataLoader(examples, batch_size=6), "batch_first": first, "sampling": "fixed"}
+    _, model, optimizer, loader = private(Reader(), **settings)
+    for inputs, targets in loader:
+        cross_entropy(model(inputs, torch.ones(steps, steps) if first else None), targets).backward()
+        optimizer.step()
+
+
+def test_a_fixed_number_of_examples_cannot_be_tried() -> None:
+    refused(Around(before=lambda x: x.reshape(6, 3) * 1.0), "batches of any size")
+
+
 class _Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()

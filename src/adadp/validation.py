@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -161,12 +162,39 @@ class IndependenceCheck:
         if all(dimension is None for dimension in batched):
             return
         try:
-            conclusive = self._try_out(module, leaves, form, batched, count)
+            conclusive = self._read_and_try(module, leaves, form, batched, count)
         except UnsupportedModuleError as error:
             self._refused[id(module)] = str(error)
             raise
         if conclusive:
             self._done.add(id(module))
+
+    def _read_and_try(
+        self, module: nn.Module, leaves: Sequence[Any], form: pytree.TreeSpec, batched: Sequence[int | None], count: int
+    ) -> bool:
+        """Try the module out as its arguments may be read: a length may be the number of examples by chance."""
+        try:
+            return self._try_out(module, leaves, form, batched, count)
+        except UnsupportedModuleError:
+            # Sequences of as many steps as there are examples, [n, T, ...] or [T, n, ...]?
+            turned = [
+                0 if dimension == 1 and leaf.shape[0] == count else dimension
+                for leaf, dimension in zip(leaves, batched, strict=True)
+            ]
+            if turned == list(batched):
+                raise
+            return self._try_out(module, leaves, form, turned, count)
+        except Exception as error:
+            # An argument that is the same for all examples, such as a mask of [T, T]?
+            for place, dimension in enumerate(batched):
+                if dimension is not None and sum(d is not None for d in batched) > 1:
+                    with suppress(RuntimeError, ValueError, IndexError):
+                        others = [None if i == place else d for i, d in enumerate(batched)]
+                        return self._try_out(module, leaves, form, others, count)
+            raise UnsupportedModuleError(
+                f"{self._capture.module_name(module)} cannot be tried out on a few examples of a batch ({error}), so "
+                "it is not known whether it keeps them apart. Let it take batches of any size."
+            ) from error
 
     def _try_out(
         self, module: nn.Module, leaves: Sequence[Any], form: pytree.TreeSpec, batched: Sequence[int | None], count: int
