@@ -52,8 +52,9 @@ class Plan:
         self.input_shape = prepared.shape_of(self.train, self.estimator)
         self.model_name = models.choose(self.input_shape) if settings.model == "auto" else settings.model
         with torch.random.fork_rng(devices=[]):
-            if settings.seed is not None:
-                torch.manual_seed(derived(settings.seed, "initial weights"))
+            seed = self.seed_for("initial weights")
+            if seed is not None:
+                torch.manual_seed(seed)
             self.model = models.build(self.model_name, self.input_shape, len(self.train.classes))
         if self.noise_multiplier is not None:
             weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -95,8 +96,12 @@ class Plan:
             pca_noise_multiplier=settings.pca_noise_multiplier,
             pca_components=settings.pca_components,
             table_noise_multiplier=sigma,
-            seed=None if settings.seed is None else derived(settings.seed, "preprocessing"),
+            seed=self.seed_for("preprocessing"),
         )
+
+    def seed_for(self, purpose: str) -> int | None:
+        """The seed of one purpose, where the run has one."""
+        return None if self.settings.seed is None else derived(self.settings.seed, purpose)
 
     @property
     def rate(self) -> float:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp import algorithms, models, prepared, runs
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.budget import Budget
+from adadp.accounting.events import Uncovered
 from adadp.accounting.guarantee import Guarantee, make_guarantee, round_up
 from adadp.accounting.ledger import Ledger
 from adadp.data import HELD_OUT_NOTE, Dataset, Table
@@ -184,23 +185,28 @@ class _Execution:
         algorithm, steps = plan.algorithm, plan.steps
         optimizer: Optimizer = algorithm.optimizer(p for p in model.parameters() if p.requires_grad)
         schedule = algorithms.schedule(algorithm.settings["schedule"], optimizer, steps, 1 / plan.rate)
-        loader: Any = DataLoader(TensorDataset(inputs, labels), batch_size=plan.lot, shuffle=True)
+        loader: PrivateLoader | None = None
+        lots = _shuffled(inputs, labels, plan.lot, plan.seed_for("lots"))
         if algorithm.private:
-            optimizer, loader = self._private(model, optimizer, loader, probes)
+            optimizer, loader = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
+            lots = _endless(loader)
+        else:
+            with self.ledger.start({"algorithm": algorithm.name, "steps": steps}) as charged:
+                charged.charge(Uncovered(algorithm.reasons[0]))
         every = max(1, math.ceil(steps / self.settings.evaluations))
         done, accuracy, epsilon, started = 0, None, None, time.perf_counter()
         with warnings.catch_warnings():
             # Where a filter ends the training that is no surprise; the number of steps is in the result.
             warnings.simplefilter("ignore", BudgetWarning)
-            for batch, targets in _endless(loader):
+            for batch, targets in lots:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(batch), targets).backward()  # type: ignore[no-untyped-call]
                 algorithm.see(optimizer, model, batch, targets)
                 optimizer.step()
-                if isinstance(loader, PrivateLoader) and not (loader.current is None or loader.current.last):
-                    continue
-                if isinstance(loader, PrivateLoader) and loader.stopped:
+                if loader is not None and loader.stopped:
                     break
+                if loader is not None and loader.current is not None and not loader.current.last:
+                    continue  # the lot goes on
                 schedule.step()
                 done += 1
                 seconds = time.perf_counter() - started
@@ -220,7 +226,7 @@ class _Execution:
         return done
 
     def _private(
-        self, model: nn.Module, optimizer: Optimizer, loader: DataLoader[Any], probes: InputMaker
+        self, model: nn.Module, optimizer: Optimizer, examples: TensorDataset, probes: InputMaker
     ) -> tuple[Optimizer, PrivateLoader]:
         plan = self.plan
         assert plan.noise_multiplier is not None
@@ -232,7 +238,7 @@ class _Execution:
             self.engine,
             module=model,
             optimizer=optimizer,
-            data_loader=loader,
+            data_loader=DataLoader(examples, batch_size=plan.lot),
             noise_multiplier=plan.noise_multiplier,
             task=task,
             max_physical_batch_size=self.settings.microbatch,
@@ -256,7 +262,7 @@ class _Execution:
         """What may be said about everything charged so far."""
         plan, delta = self.plan, self.settings.delta
         if self.engine is None:
-            return make_guarantee((), delta, reasons=plan.algorithm.reasons)
+            return make_guarantee(self.ledger.composition(), delta, reasons=plan.algorithm.reasons)
         found = self.engine.guarantee(delta)
         kept = tuple(dict.fromkeys((*found.assumptions, *self.assumptions)))
         if found.epsilon is None:
@@ -277,8 +283,15 @@ class _Execution:
         }
 
 
-def _endless(loader: Any) -> Iterator[Any]:
-    while True:
+def _endless(loader: PrivateLoader) -> Iterator[Any]:
+    while not loader.stopped:
         yield from loader
-        if isinstance(loader, PrivateLoader) and loader.stopped:
-            return
+
+
+def _shuffled(inputs: Tensor, labels: Tensor, lot: int, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Lots without privacy: cut from a new order of the examples each epoch, for ever."""
+    generator = torch.Generator()
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    while True:
+        for part in torch.split(torch.randperm(len(inputs), generator=generator).to(inputs.device), lot):
+            yield inputs[part], labels[part]

@@ -34,11 +34,7 @@ DEFAULTS: MappingProxyType[tuple[str, str], dict[str, Any]] = MappingProxyType(
             "lr": 0.5, "schedule": "constant", "max_grad_norm": 1.0, "candidates": 5, "objective": "improvement",
             "objective_bound": 0.2, "share": 0.2, "growth": 0.1, "redraws": 1,
         },
-        # Its bounds follow the gradient, so its radius is 1.
-        ("dpopt", "sound"): {
-            "lr": 0.1, "schedule": "linear", "max_grad_norm": 1.0, "beta": 1.2, "threshold": 0.0, "floor": 0.1,
-            "probes": 512, "refresh": 50,
-        },
+        ("dpopt", "sound"): {"lr": None, **_SOUND, "floor": 0.1, "probes": 512, "refresh": 50},
         ("dpopt", "published"): {"lr": 0.1, "schedule": "linear", **_BOX, "floor": 1e-3},
         ("sgd", ""): {"lr": 0.1, "schedule": "cosine", "momentum": 0.9},
     }
@@ -51,11 +47,11 @@ NOISE_WALK, LARGEST_STEP = 0.4, 0.8
 def learning_rate(max_grad_norm: float, lot: int, steps: int, noise_multiplier: float, weights: int) -> float:
     """A rate for SGD with momentum 0.9 that transfers, from public numbers alone.
 
-    Noise moves a weight by lr * C * sigma / L in a step and by sqrt(steps) times that in all. How far it may is much the
-    same for all budgets and lots (`results/shapes`: the best rate of every grid is in proportion to 1 / sigma), and
+    Noise moves a weight by lr * C * sigma / L in a step and by sqrt(steps) times that in all. How far it may is much
+    the same for all budgets and lots (`results/shapes`: the best rate of every grid is in proportion to 1 / sigma), and
     falls slowly with the number of weights. Where there is little noise, a step is held to what it may be without any.
     """
-    walk = max_grad_norm * noise_multiplier / lot * math.sqrt(steps) * weights**0.25
+    walk = max_grad_norm * noise_multiplier / lot * math.sqrt(steps * math.sqrt(weights))
     return min(NOISE_WALK / walk, LARGEST_STEP / max_grad_norm)
 
 

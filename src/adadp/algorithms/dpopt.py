@@ -79,13 +79,17 @@ class OptimisedNoise(_Optimised):
     """Clips to the ellipsoid that the noise is made for: |g / sigma| <= C / sigma_*, sigma optimised.
 
     It contains the box of the s_i at equal noise, so it cuts off less; and it needs norms only, which are far cheaper
-    than a clamp of every coordinate of every example. g is a moving average of released gradients.
+    than a clamp of every coordinate of every example. Only the proportions of the s_i come from the source: their
+    length is C. Left to itself it would grow with the weights, the noise with it, and with the noise the weights. g is
+    a moving average of released gradients.
     """
 
     decay = 0.99
 
     def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
         super().begin(parameters, model)
+        length = self._flat(self.bounds).norm() if self.bounds else torch.ones(())
+        self.bounds = {name: bound / length.clamp_min(1e-30) for name, bound in self.bounds.items()}
         self.axes = self._axes() if self.local else {}
 
     def _bounded(self, gradients: Gradients) -> Release:
@@ -118,11 +122,11 @@ class DPOPT(Algorithm):
 
     def clipping(self, task: Task) -> Clipping:
         settings = self.settings
-        given = {key: settings[key] for key in ("beta", "threshold", "floor")}
         if self.reading == "published":
+            given = {key: settings[key] for key in ("beta", "threshold", "floor")}
             return PublishedNoise(settings["max_grad_norm"], source=Raw(decay=settings["decay"]), **given)
         source = task.probe(settings["probes"], settings["refresh"])
-        return OptimisedNoise(settings["max_grad_norm"], source=source, **given)
+        return OptimisedNoise(settings["max_grad_norm"], source=source, floor=settings["floor"], threshold=0.0)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return self._sgd(parameters)
