@@ -65,7 +65,7 @@ def stepper(name: str, reading: str, model_name: str, lot: int) -> Callable[[], 
     numbers = iter(range(10**9))
 
     def step() -> None:
-        lots.current = Microbatch(next(numbers), 0, last=True, count=lot, keep=True)
+        lots.current = Microbatch(next(numbers), 0, last=True, count=lot, keep=True, planned=lot)
         lots.on_microbatch(lots.current)
         work(private)
 

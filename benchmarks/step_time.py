@@ -60,7 +60,7 @@ def ours(clipping: Callable[[Callable[..., Any]], Clipping]) -> Callable[..., St
         lots = iter(range(10**9))
 
         def step() -> None:
-            private.current = Microbatch(next(lots), 0, last=True, count=len(inputs), keep=True)
+            private.current = Microbatch(next(lots), 0, last=True, count=len(inputs), keep=True, planned=len(inputs))
             private.on_microbatch(private.current)
             optimizer.zero_grad()
             loss_of(module, inputs, targets).backward()

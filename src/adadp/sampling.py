@@ -134,13 +134,17 @@ SAMPLINGS: dict[str, type[Sampling]] = {kind.name: kind for kind in (Poisson, Fi
 
 @dataclass(frozen=True)
 class Microbatch:
-    """A part of a lot that fits in memory. `keep` is False for the placeholder that stands for an empty lot."""
+    """A part of a lot that fits in memory. `keep` is False for the placeholder that stands for an empty lot.
+
+    `planned` is how many examples such a part is planned for, a public number, where `count` is how many it has.
+    """
 
     lot: int
     index: int
     last: bool
     count: int
     keep: bool
+    planned: int
 
 
 class PrivateLoader:
@@ -220,10 +224,11 @@ class PrivateLoader:
             if not keep:
                 indices = [0]  # stands for an empty lot, so that the user's loop sees a batch; counts for nothing
             size = self.max_physical_batch_size or len(indices)
+            planned = self.max_physical_batch_size or self.sampling.lot
             pieces = [indices[start : start + size] for start in range(0, len(indices), size)]
             for index, piece in enumerate(pieces):
                 last = index == len(pieces) - 1
-                plan.append(Microbatch(number, index, last, len(piece), keep))
+                plan.append(Microbatch(number, index, last, len(piece), keep, planned))
                 yield piece
 
 

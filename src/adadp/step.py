@@ -16,6 +16,7 @@ from adadp.accounting.events import Event
 from adadp.clipping import Clipping, Release
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
+from adadp.gradients.per_example import planned_for
 from adadp.noise import Randomness
 from adadp.sampling import Microbatch
 
@@ -88,7 +89,8 @@ class PrivateStep:
                 "optimizer.step() must be called exactly once for each batch of the loader (it does nothing but add up "
                 "until the lot is complete)"
             )
-        return self.clipping.bound(self._gradients(microbatch))
+        with planned_for(microbatch.planned):
+            return self.clipping.bound(self._gradients(microbatch))
 
     def _drop(self) -> None:
         self._lot, self._next, self._sums, self._lost = None, 0, {}, None

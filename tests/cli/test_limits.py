@@ -28,12 +28,14 @@ MORE = [
 def answer(lot: int, sigma: float, steps: int) -> tuple[dict[str, object], float, float]:
     """What the command says, how many seconds of processor time it took, and its largest memory in GiB."""
     code = (
-        "import json, resource, sys\n"
+        "import json, pathlib, resource, sys\n"
         "from adadp.cli import app\n"
         "try:\n    app()\n"
         "finally:\n"
         "    usage = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "    print(json.dumps([usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20]), file=sys.stderr)\n"
+        # Not ru_maxrss: a child inherits its parent's there.
+        "    peak = next(l for l in pathlib.Path('/proc/self/status').read_text().splitlines() if 'VmHWM' in l)\n"
+        "    print(json.dumps([usage.ru_utime + usage.ru_stime, int(peak.split()[1]) / 2**20]), file=sys.stderr)\n"
     )
     options = ["account", "--examples", str(MILLION), "--lot", str(lot), "--noise-multiplier", str(sigma)]
     options += ["--steps", str(steps), "--delta", "1e-7", "--json"]

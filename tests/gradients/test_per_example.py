@@ -148,3 +148,18 @@ def test_order_of_questions_does_not_matter() -> None:
     form = Products(inputs, outputs)
     added = form.weighted_sum(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
     assert added.double().norm() <= form.squared_norms()[0].sqrt() * (1 + 1e-9)
+
+
+def test_the_way_of_computing_is_chosen_by_a_public_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One example more must not change how the others' norms are taken, near the size where the way changes."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(8, 5, 6, generator=generator)
+    outputs = torch.randn(8, 5, 7, generator=generator)
+    monkeypatch.setattr(per_example, "DENSE_BYTES", 7 * 6 * 7 * 4)  # seven examples fit, eight do not
+    with per_example.planned_for(8):
+        all_of_them = per_example.Products(inputs, outputs).squared_norms()
+        one_less = per_example.Products(inputs[:-1], outputs[:-1]).squared_norms()
+    assert torch.equal(all_of_them[:-1], one_less)
+    # Without a public count the way does change here: the test would not see a difference that is not there.
+    apart = per_example.Products(inputs[:-1], outputs[:-1]).squared_norms()
+    assert not torch.equal(all_of_them[:-1], apart)

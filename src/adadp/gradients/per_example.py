@@ -15,6 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
@@ -256,8 +257,27 @@ class Recomputed(PerExample):
         return Recomputed(lambda e: Dense(self._make(e)).sandwiched(left, right).gradients, self.count, self.shape)
 
 
+_PUBLIC_COUNT: ContextVar[int | None] = ContextVar("public count", default=None)
+
+
+@contextmanager
+def planned_for(count: int) -> Iterator[None]:
+    """Choose ways of computing for microbatches of `count` examples, a public number, however many there are.
+
+    Ways differ in their rounding. If the realised count chose, one example more could change the way, and with it the
+    clipping factors of all the others a little: a sensitivity that nobody accounts for.
+    """
+    token = _PUBLIC_COUNT.set(count)
+    try:
+        yield
+    finally:
+        _PUBLIC_COUNT.reset(token)
+
+
 def fits(count: int, shape: Sequence[int], element_size: int = 4) -> bool:
     """Whether dense gradients of all examples may be kept. Fewer than two cannot be cut any smaller."""
+    planned = _PUBLIC_COUNT.get()
+    count = count if planned is None else planned
     return count < 2 or count * math.prod(shape) * element_size <= DENSE_BYTES
 
 
