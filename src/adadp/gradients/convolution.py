@@ -140,7 +140,7 @@ class Convolution(PerExample):
 
     def scaled(self, scale: Tensor) -> PerExample:
         factor = scale.to(self.outputs.dtype)
-        return stored_or_recomputed(lambda examples: self._made(examples) * factor, self.count, self.shape)
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
         def make(examples: slice) -> Tensor:

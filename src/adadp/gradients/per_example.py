@@ -382,7 +382,7 @@ class Products(PerExample):
         if self.tokens == 1:
             return ScaledVectors(self, scale.to(self.outputs.dtype))
         factor = scale.to(self.outputs.dtype)
-        return stored_or_recomputed(lambda examples: self.dense(examples) * factor, self.count, self.shape)
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
 
     def sandwiched(self, left: Factor, right: Factor) -> Products:
         return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
