@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -84,9 +85,15 @@ class OptimisedNoise(_Optimised):
     a moving average of released gradients.
     """
 
-    decay = 0.99
+    decay, every = 0.99, 10  # of the average; between two optimisations, in which it hardly moves
+    axes: Mapping[str, Tensor] = MappingProxyType({})
 
     def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
+        number = self.source.step + 1  # of the lot to come; no gradient is known before the second
+        if self.axes and number > 1 and number % self.every and set(parameters) == set(self.axes):
+            self.parameters, self.expected_lot = dict(parameters), model.expected_lot
+            self.source.before_lot(self.shape, self.parameters, model)
+            return
         super().begin(parameters, model)
         length = self._flat(self.bounds).norm() if self.bounds else torch.ones(())
         self.bounds = {name: bound / length.clamp_min(1e-30) for name, bound in self.bounds.items()}
