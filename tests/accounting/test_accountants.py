@@ -4,11 +4,15 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import simpson
+from scipy.stats import norm
 
 from adadp.accounting import gaussian, pld, renyi, theorem1
 from adadp.accounting.accountants import ACCOUNTANTS, get_accountant
@@ -153,6 +157,46 @@ def test_one_sampled_step_is_exact(rate: float, sigma: float) -> None:
         assert exact_sampled_delta(rate, sigma, eps * 0.998) >= 1e-5
 
 
+def exact_delta_of_two(first: tuple[float, float], second: tuple[float, float], at: float, remove: bool) -> float:
+    """The hockey-stick divergence of two sampled steps: the second in closed form, the first by Simpson's rule."""
+
+    def loss(x: Any, sigma: float, rate: float) -> Any:
+        return np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * x - 1) / (2 * sigma**2))
+
+    sigma, rate = second
+    x = np.linspace(-12 * first[0], 12 * first[0] + 1, 20_001)
+    losses = loss(x, *first)
+    weights = norm.pdf(x, 0, first[0]) * (np.exp(losses) if remove else 1.0)
+    limit = at - (losses if remove else -losses)
+    inner = np.exp(limit if remove else -limit) - (1 - rate)
+    cut = sigma**2 * np.log(np.maximum(inner, 1e-300) / rate) + 0.5
+    if remove:
+        mixed = (1 - rate) * norm.sf(cut / sigma) + rate * norm.sf((cut - 1) / sigma)
+        value = np.where(inner > 0, mixed - np.exp(limit) * norm.sf(cut / sigma), 1 - np.exp(limit))
+    else:
+        mixed = (1 - rate) * norm.cdf(cut / sigma) + rate * norm.cdf((cut - 1) / sigma)
+        value = np.where(inner > 0, norm.cdf(cut / sigma) - np.exp(limit) * mixed, 0.0)
+    return float(simpson(weights * np.maximum(value, 0.0), x=x))
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-8])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((0.7, 0.01), (0.7, 0.01)), ((0.5, 0.3), (0.5, 0.3)), ((2.0, 1e-3), (0.8, 0.2)), ((1.0, 0.999), (3.0, 0.5)),
+     ((0.4, 0.05), (0.9, 0.3)), ((50.0, 0.9), (50.0, 0.9))],
+)  # fmt: skip
+def test_two_sampled_steps_are_exact(
+    first: tuple[float, float], second: tuple[float, float], delta: float
+) -> None:
+    value = epsilon("pld", [(PoissonGaussian(*first), 1), (PoissonGaussian(*second), 1)], delta)
+
+    def exact(at: float) -> float:
+        return max(exact_delta_of_two(first, second, at, remove) for remove in (True, False))
+
+    assert exact(value) <= delta * (1 + 1e-6)
+    assert exact(0.995 * value) > delta
+
+
 @pytest.mark.parametrize("rate", [1e-12, 1e-8, 1e-3, 0.5])
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 50.0])
 def test_renyi_divergences_are_not_below_the_exact_ones(rate: float, sigma: float) -> None:
@@ -255,6 +299,24 @@ def test_pld_and_theorem1_refuse_what_only_rdp_covers() -> None:
 def test_bad_deltas_are_refused(name: str, delta: float) -> None:
     with pytest.raises(ConfigurationError):
         epsilon(name, {Gaussian(1.0): 1}, delta)
+
+
+@pytest.mark.parametrize("name", list(ACCOUNTANTS))
+def test_a_relation_may_be_given_by_its_name_and_no_other(name: str) -> None:
+    renyi.divergences.cache_clear()
+    by_name = epsilon(name, {Gaussian(1.0): 1}, 1e-5, "replace-one")  # type: ignore[arg-type]
+    assert by_name == epsilon(name, {Gaussian(1.0): 1}, 1e-5, REPLACE_ONE)
+    assert by_name > 2 * epsilon(name, {Gaussian(1.0): 1}, 1e-5)
+    with pytest.raises(AccountingError):
+        epsilon(name, {PoissonGaussian(1.0, 0.1): 1}, 1e-5, "replace-one")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="replace-one"):
+        epsilon(name, {Gaussian(1.0): 1}, 1e-5, "replace")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", list(ACCOUNTANTS))
+def test_an_epsilon_beyond_all_measure_has_a_delta(name: str) -> None:
+    spent = get_accountant(name).delta({PoissonGaussian(1.0, 0.01): 1}, 1e308)
+    assert 0 < spent.delta < 1e-12
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, "3"])

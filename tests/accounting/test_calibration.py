@@ -36,6 +36,21 @@ def test_a_whole_pipeline_shares_one_budget() -> None:
     assert found.noise_multiplier > alone.noise_multiplier
 
 
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-9, 1e-6])
+def test_next_to_no_epsilon_is_found_soon(epsilon: float) -> None:
+    asked = []
+
+    def make(sigma: float) -> list[tuple[Gaussian, int]]:
+        asked.append(sigma)
+        return [(Gaussian(sigma), 10)]
+
+    found = calibrate_noise(make, epsilon, 1e-5)
+    assert found.spent.epsilon <= epsilon
+    assert len(asked) < 150
+    # A noise 0.5% smaller costs more than that.
+    assert get_accountant("pld").epsilon([(Gaussian(0.995 * found.noise_multiplier), 10)], 1e-5).epsilon > epsilon
+
+
 def test_lots_of_a_fixed_size() -> None:
     found = calibrate_noise(
         lambda s: [(FixedSizeGaussian(s, 10000, 100), 500)],

@@ -46,6 +46,23 @@ def test_many_small_charges_add_up() -> None:
     assert filter_.spent == pytest.approx(1e4 * 20.0 / 2e8, rel=1e-12)
 
 
+@pytest.mark.parametrize("count", [-1, 0.5, float("nan"), True, "1"])
+def test_only_whole_releases_are_admitted(count: object) -> None:
+    filter_ = RenyiFilter(1.0, 1e-5, 20.0)
+    for method in (filter_.fits, filter_.admit):
+        with pytest.raises(ConfigurationError, match="whole number"):
+            method(Gaussian(10.0), count)  # type: ignore[arg-type]
+    assert filter_.spent == 0
+
+
+def test_a_relation_given_by_its_name_is_that_relation() -> None:
+    by_name = RenyiFilter(4.0, 1e-5, 8.0, "replace-one")  # type: ignore[arg-type]
+    filter_ = RenyiFilter(4.0, 1e-5, 8.0, Neighbours.REPLACE_ONE)
+    for each in (by_name, filter_):
+        each.admit(Gaussian(10.0))
+    assert by_name.spent == filter_.spent == pytest.approx(8.0 / 50.0)
+
+
 def test_relation_and_coverage() -> None:
     filter_ = RenyiFilter(4.0, 1e-5, 8.0, Neighbours.REPLACE_ONE)
     filter_.admit(FixedSizeGaussian(4.0, 1000, 10))

@@ -76,6 +76,28 @@ def test_number_and_reasons_exclude_each_other(epsilon: float | None, reasons: t
         Guarantee(epsilon, 1e-5, Neighbours.ADD_REMOVE, "pld", "nothing", reasons=reasons)
 
 
+@pytest.mark.parametrize("delta", [0.0, 1.0, math.nan])
+def test_no_guarantee_without_a_delta(delta: float) -> None:
+    with pytest.raises(ConfigurationError, match="delta"):
+        Guarantee(1.0, delta, Neighbours.ADD_REMOVE, "pld", "nothing")
+
+
+def test_text_from_elsewhere_stays_in_its_place() -> None:
+    found = make_guarantee(
+        {Gaussian(1.0): 1}, 1e-5, unit="one | patient\n| epsilon | 0.1 |", reasons=["a\n\n# epsilon 0.1"]
+    )
+    assert len(str(found).splitlines()) == 1
+    rows = found.to_markdown().splitlines()
+    assert sum(row.startswith("| epsilon |") for row in rows) == 1
+    assert not any(row.startswith("#") for row in rows)
+    assert json.loads(found.to_json())["reasons"] == ["a\n\n# epsilon 0.1"]
+
+
+def test_a_relation_given_by_its_name_is_that_relation() -> None:
+    by_name = make_guarantee({Gaussian(1.0): 1}, 1e-5, neighbours="replace-one")  # type: ignore[arg-type]
+    assert by_name == make_guarantee({Gaussian(1.0): 1}, 1e-5, neighbours=Neighbours.REPLACE_ONE)
+
+
 def test_fixed_sizes_and_filters_use_rdp_by_default() -> None:
     found = make_guarantee([(FixedSizeGaussian(4.0, 1000, 10), 5)], 1e-5, neighbours=Neighbours.REPLACE_ONE)
     assert (found.accountant, found.order is not None) == ("rdp", True)

@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from adadp.accounting.accountants import get_accountant
 from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.accounting.ledger import MOST_RESERVED, Budget, Ledger, dataset_fingerprint
 from adadp.errors import AccountingError, BudgetExhaustedError, ConfigurationError, LedgerError
@@ -317,6 +320,130 @@ def test_a_failed_write_stops_everything(path: Path, monkeypatch: pytest.MonkeyP
     assert charged(Ledger(path))[STEP] >= 1
 
 
+def test_what_another_process_charged_is_not_forgotten(path: Path) -> None:
+    mine, theirs = Ledger(path, dataset="digits"), Ledger(path, dataset="digits")
+    mine.start({}).close()
+    with theirs.start({}) as run:
+        run.charge(STEP, 500)
+        assert charged(mine)[STEP] >= 500
+    assert charged(mine) == {STEP: 500}
+    assert len(mine.runs) == 2
+    assert mine.guarantee(1e-5).require() > 0
+
+
+def test_a_ledger_that_vanishes_or_starts_anew_is_refused_by_whoever_read_it(path: Path) -> None:
+    make(path)
+    ledger = Ledger(path)
+    files = [path, path.with_name(path.name + ".head")]
+    for file in files:
+        file.unlink()
+    for ask in (ledger.composition, lambda: ledger.start({})):
+        with pytest.raises(LedgerError, match="truncated"):
+            ask()
+    for file in files:
+        file.unlink(missing_ok=True)
+    make(path)
+    with pytest.raises(LedgerError, match="rewritten"):
+        ledger.composition()
+
+
+@pytest.mark.parametrize("suffix", ["", ".head"])
+@pytest.mark.parametrize("how", ["removed", "replaced", "written to"])
+def test_a_file_that_changes_while_it_is_open_is_refused(path: Path, suffix: str, how: str) -> None:
+    run = Ledger(path, dataset="digits").start({})
+    run.charge(STEP)
+    file = path.with_name(path.name + suffix)
+    if how == "removed":
+        file.unlink()
+    elif how == "replaced":  # as an editor does
+        copy = path.with_name("copy")
+        copy.write_bytes(file.read_bytes())
+        copy.replace(file)
+    elif suffix:
+        pytest.skip("a head is checked when it is read")
+    else:
+        with file.open("ab") as stream:
+            stream.write(b"{}")
+    with pytest.raises(LedgerError, match="while it was open"):
+        run.charge(STEP, 5000)
+    with pytest.raises(LedgerError, match="while it was open"):
+        run.close()
+
+
+def test_a_crash_or_a_full_disk_before_the_first_record_leaves_a_usable_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left on device")))
+    with pytest.raises(LedgerError, match="no space"):
+        Ledger(path, dataset="digits").start({})
+    monkeypatch.undo()
+    make(path)
+    assert charged(Ledger(path)) == {PCA: 1, STEP: 100}
+
+
+def test_a_path_that_cannot_be_written_is_a_ledger_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match="cannot be written"):
+        Ledger(tmp_path / "file" / "ledger.jsonl", dataset="digits").start({})
+
+
+def test_a_child_forked_while_a_thread_charges_does_not_wait_for_it(path: Path) -> None:
+    ledger = Ledger(path, dataset="digits")
+    run = ledger.start({})
+    run.charge(STEP)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ledger._mutex:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run.charge(STEP)
+        except LedgerError:
+            run.close()
+            code = 0
+        os._exit(code)
+    ended, status = 0, -1
+    for _ in range(200):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert (ended, status) == (child, 0)
+    run.close()
+    assert charged(Ledger(path)) == {STEP: 1}
+
+
+def test_a_release_given_back_while_it_was_charged_does_not_happen(path: Path) -> None:
+    run = Ledger(path, dataset="digits").start({})
+
+    class Interrupted(dict[Event, int]):
+        def get(self, *arguments: Any) -> Any:
+            value = super().get(*arguments)
+            run.close()  # what a signal's handler may do at any moment
+            return value
+
+    run.charge(STEP)
+    run._left = Interrupted({STEP: 1})
+    run._reserved[STEP] += 1
+    run._ledger._reserve(run.id, STEP, 1)
+    with pytest.raises(LedgerError, match="closed"):
+        run.charge(STEP)
+    assert charged(Ledger(path)) == {STEP: 1}
+
+
 # -- budgets ----------------------------------------------------------------------------------------------------
 
 
@@ -374,6 +501,66 @@ def test_events_that_take_turns_share_the_budget() -> None:
     cost = get_accountant("rdp").epsilon(ledger.composition(), 1e-5).epsilon
     assert 1.99 <= cost <= 2.0
     assert time.perf_counter() - started < 20
+
+
+def test_what_is_given_back_to_make_room_is_reserved_again_before_it_is_used(path: Path) -> None:
+    # Room for 100 steps, of which 90 are reserved and 20 unused, when 25 are wanted at once.
+    budget = Budget(get_accountant("rdp").epsilon({STEP: 100}, 1e-5).epsilon * (1 + 1e-9), 1e-5)
+    ledger = Ledger(path, dataset="digits")
+    with ledger.start({}, budget=budget, accountant="rdp") as run:
+        run.charge(STEP, 90)
+        run._left[STEP] = 20
+        other = PoissonGaussian(40.0, 0.05)
+        run._reserved[other] = run._left[other] = 100
+        ledger._reserve(run.id, other, 100)
+        run.charge(STEP, 25)
+        assert min(run._left.values()) >= 0
+        assert charged(Ledger(path))[STEP] >= charged(ledger)[STEP] == 95
+        with pytest.raises(BudgetExhaustedError):
+            run.charge(STEP, 6)
+        run.charge(STEP, 5)
+    assert charged(Ledger(path)) == {STEP: 100}
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "theorem1"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_interleaving_exceeds_the_budget_or_the_record(path: Path, accountant: str, seed: int) -> None:
+    choose = random.Random(seed)
+    events = [PoissonGaussian(2.0, 0.01), PoissonGaussian(4.0, 0.1), Gaussian(20.0)]
+    budget = Budget(choose.choice([1.0, 3.0]), 1e-5)
+    ledger = Ledger(path, dataset="digits")
+    runs = [ledger.start(plan, budget=budget, accountant=accountant) for plan in ({}, {"steps": 400})]
+    released: dict[Event, int] = {}
+    refused = 0
+    for _ in range(300):
+        event, count = choose.choices(events, [10, 10, 0.2])[0], choose.choice([1, 1, 20, 300])
+        try:
+            choose.choice(runs).charge(event, count)
+        except BudgetExhaustedError:
+            refused += 1
+            if refused == 8:
+                break
+            continue
+        released[event] = released.get(event, 0) + count
+        on_disk = charged(Ledger(path))
+        assert all(on_disk[each] >= total for each, total in released.items())
+    assert refused
+    ledger.close()
+    assert charged(Ledger(path)) == released
+    assert get_accountant(accountant).epsilon(released, budget.delta).epsilon <= budget.epsilon
+
+
+@pytest.mark.parametrize("other", [None, Budget(50.0, 1e-5)])
+def test_a_reservation_is_checked_again_when_a_run_of_another_budget_spends(other: Budget | None) -> None:
+    ledger, budget = Ledger(), Budget(2.0, 1e-5)
+    careful = ledger.start({"steps": 1000}, budget=budget, accountant="rdp")
+    careful.charge(STEP)
+    assert careful._left[STEP] > 100  # reserved, and within the budget as it was
+    with ledger.start({}, budget=other, accountant="rdp") as careless:
+        careless.charge(Gaussian(1.0), 5)
+    with pytest.raises(BudgetExhaustedError):
+        careful.charge(STEP)
+    assert careful.charged()[STEP] == 1
 
 
 def test_unused_reservations_do_not_eat_the_budget() -> None:

@@ -42,6 +42,11 @@ def test_account_gives_delta_for_epsilon() -> None:
     assert values("account", *RUN, "--epsilon", str(epsilon))["delta"] == pytest.approx(1e-6, rel=0.02)
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "theorem1"])
+def test_an_epsilon_beyond_all_measure_has_a_delta(accountant: str) -> None:
+    assert values("account", *RUN, "--epsilon", "1e308", "--accountant", accountant)["delta"] < 1e-9
+
+
 def test_gaussian_releases_are_charged() -> None:
     alone = values("account", *RUN, "--delta", "1e-6")["epsilon"]
     both = values("account", *RUN, "--delta", "1e-6", "--gaussian", "4", "--gaussian", "8")["epsilon"]
@@ -130,6 +135,8 @@ def test_bad_input_is_one_line_and_exit_code_2(name: str) -> None:
         ["calibrate", "--examples", "10", "--lot", "1", "--steps", "1", "--epsilon", "1", "--delta", "1"],
         ["calibrate", *RUN[:4], "--steps", "5", "--epsilon", "0.1", "--delta", "1e-6", "--gaussian", "0.5"],
         ["ledger", "show", "/no/such/ledger"],
+        ["ledger", "show", "/"],
+        ["ledger", "add", "/dev/null/ledger", "--dataset", "mnist", "--gaussian", "1"],
         ["ledger", "check", "/no/such/ledger"],
         ["ledger", "add", "never-written.ledger", "--gaussian", "1"],
         ["unknown"],
@@ -164,6 +171,9 @@ def test_a_ledger_on_the_command_line(tmp_path: Path) -> None:
     assert call("ledger", "check", path, "--dataset", "other").exit_code == 2
     assert values("ledger", "check", path, "--epsilon", "5")["within_budget"] is True
     assert call("ledger", "check", path, "--epsilon", "0.01").exit_code == 1
+    for bad in (["--epsilon", "nan"], ["--epsilon", "inf"], ["--epsilon=-1"], ["--delta", "2"]):
+        refused = call("ledger", "check", path, *bad)
+        assert (refused.exit_code, refused.stdout) == (2, "")
     content = Path(path).read_bytes()
     Path(path).write_bytes(content.replace(b'"count":200', b'"count":100'))
     broken = call("ledger", "check", path)

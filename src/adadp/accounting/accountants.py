@@ -75,6 +75,7 @@ class Accountant(abc.ABC):
 
     def check(self, composition: Composition, neighbours: Neighbours) -> Canonical:
         """The canonical composition, if all of it is covered; `AccountingError` with the reason if not."""
+        neighbours = Neighbours(neighbours)
         releases = canonical(composition)
         refuse_uncovered(releases)
         for event, _ in releases:
@@ -88,6 +89,7 @@ class Accountant(abc.ABC):
     ) -> Spent:
         """An epsilon for which the composition is (epsilon, delta)-DP. 0 for no release at all."""
         require_delta(delta)
+        neighbours = Neighbours(neighbours)  # a plain string is compared with neither relation by `is`
         releases = self.check(composition, neighbours)
         if not releases:
             return Spent(0.0, delta, self.name)
@@ -98,6 +100,7 @@ class Accountant(abc.ABC):
     ) -> Spent:
         """A delta (the paper's delta_*) for which the composition is (epsilon, delta)-DP. At most 1."""
         require_epsilon(epsilon)
+        neighbours = Neighbours(neighbours)
         releases = self.check(composition, neighbours)
         if not releases:
             return Spent(epsilon, 0.0, self.name)

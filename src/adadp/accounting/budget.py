@@ -36,9 +36,15 @@ class Allowance:
     """What one run may still release, given what the ledger already holds."""
 
     def __init__(self, budget: Budget, accountant: str, neighbours: Neighbours, spent: Canonical) -> None:
-        self.budget, self.accountant, self.neighbours = budget, accountant, neighbours
+        self.budget, self.accountant, self.neighbours = budget, accountant, Neighbours(neighbours)
         self._spent = spent
         self._certified: dict[Event, int] = {}
+
+    def covers(self, other: Allowance | None) -> bool:
+        """Whether what is within this allowance is within `other` too: the same budget, or none."""
+        if other is None:
+            return True
+        return (self.budget, self.accountant) == (other.budget, other.accountant)
 
     def beside(self, spent: Canonical) -> None:
         """Take `spent` as what everything else in the ledger holds by now."""

@@ -21,6 +21,7 @@ from adadp.errors import AccountingError, ConfigurationError
 
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _TIGHT = 0.998  # an epsilon of this fraction of the target or more ends the search for a real number
+_NEGLIGIBLE = 1e-7  # an epsilon that is this little below its target is not worth a long search
 
 
 @dataclass(frozen=True)
@@ -98,17 +99,23 @@ def calibrate_noise(
                 )
             sigma = min(_MOST_NOISE, factor * sigma)
         factor = factor**1.5
-    while private[1].epsilon < _TIGHT * epsilon and private[0] - leaky[0] > 1e-9 * private[0]:
+    # Near 0 epsilon falls by orders of magnitude at once: no more is asked there than a noise right to 0.1%.
+    finest = 1e-9
+    sides = ""
+    while private[1].epsilon < _TIGHT * epsilon and private[0] - leaky[0] > finest * private[0]:
         aim = math.log(0.5 * (1 + _TIGHT) * epsilon)
         point = _interpolate(
             (math.log(leaky[0]), _log(leaky[1].epsilon)), (math.log(private[0]), _log(private[1].epsilon)),
             aim
         )
+        if sides.endswith(("pp", "ll")):  # a straight line does not suit: halve
+            point, sides = 0.5 * (math.log(leaky[0]) + math.log(private[0])), ""
         spent = spend(math.exp(point))
         if spent.epsilon <= epsilon:
-            private = (math.exp(point), spent)
+            private, sides = (math.exp(point), spent), sides + "p"
+            finest = 1e-3 if epsilon - spent.epsilon < _NEGLIGIBLE else 1e-9
         else:
-            leaky = (math.exp(point), spent)
+            leaky, sides = (math.exp(point), spent), sides + "l"
     return Calibrated(*private)
 
 

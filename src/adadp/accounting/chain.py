@@ -57,11 +57,14 @@ class Chain:
     """One file of chained records. Reading needs no lock; only the one process that holds it may append."""
 
     def __init__(self, path: Path) -> None:
+        if not path.name:
+            raise LedgerError(f"a ledger is a file, and {str(path)!r} is a folder")
         self.path = path
         self.head_path = path.with_name(path.name + ".head")
         self._file: int | None = None
         self._head_file: int | None = None
         self._count, self._head = 0, _START
+        self._size = 0
         self._broken = False
 
     def _refuse(self, reason: str) -> LedgerError:
@@ -96,20 +99,21 @@ class Chain:
         data = self.path.read_bytes() if self.path.exists() else b""
         *lines, torn = data.split(b"\n")
         records: list[Record] = []
-        previous, at_count = _START, _START if count == 0 else None
+        heads = [_START]
         for number, line in enumerate(lines, 1):
             record, own = self._parse(line, number)
-            if record.get("n") != number or record.get("prev") != previous or _hash(record) != own:
+            if record.get("n") != number or record.get("prev") != heads[-1] or _hash(record) != own:
                 raise self._refuse(f"line {number} was edited, or lines before it were removed or reordered")
-            previous = own
-            if number == count:
-                at_count = own
+            heads.append(own)
             records.append(record)
-        if len(records) < count:
-            raise self._refuse(f"it was truncated: {count} records were written and {len(records)} are left")
-        if at_count != head:
+        most = max(count, self._count)
+        if len(records) < most:
+            raise self._refuse(f"it was truncated: {most} records were written and {len(records)} are left")
+        if heads[count] != head:
             raise self._refuse(f"record {count} is not the one that its head file knows: it was rewritten")
-        self._count, self._head = len(records), previous
+        if heads[self._count] != self._head:
+            raise self._refuse(f"record {self._count} is not the one that was read before: it was rewritten")
+        self._count, self._head = len(records), heads[-1]
         return records, len(data) - len(torn)
 
     def _parse(self, line: bytes, number: int) -> tuple[Record, str]:
@@ -131,6 +135,12 @@ class Chain:
         """Become the only process that may append; returns the records as they are now, verified."""
         if self._broken:
             raise self._refuse("an earlier write to it failed; open it again")
+        try:
+            return self._lock()
+        except OSError as error:
+            raise LedgerError(f"the ledger {self.path} cannot be written: {error}") from error
+
+    def _lock(self) -> list[Record]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         # The file holds the key of its fingerprints, so it is its owner's alone.
@@ -144,17 +154,15 @@ class Chain:
                     "this run a ledger of its own and add the costs"
                 ) from None
             records, size = self._read()
-            new = not self.head_path.exists()
-            self._head_file = os.open(self.head_path, os.O_RDWR | os.O_CREAT, 0o600)
-            if new:
-                # Before the first line: a line without a head file would be refused.
-                os.pwrite(self._head_file, _head_slot(0, _START), 0)
-                os.fsync(self._head_file)
-                self._sync_folder()
+            if not self.head_path.exists():
+                self._make_head()  # before the first line: a line without a head file would be refused
+            self._head_file = os.open(self.head_path, os.O_RDWR)
             if os.fstat(file).st_size > size:
                 # A crash tore this record before its `append` returned, so nothing was released on its
                 # account.
                 os.ftruncate(file, size)
+            self._size = size
+            self._require_ours(file, self._head_file)
         except BaseException:
             os.close(file)
             if self._head_file is not None:
@@ -163,6 +171,26 @@ class Chain:
             raise
         self._file = file
         return records
+
+    def _make_head(self) -> None:
+        """In one move, so that a crash does not leave an empty head file behind."""
+        draft = self.head_path.with_name(self.head_path.name + ".new")
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(file, _head_slot(0, _START))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(draft, self.head_path)
+        self._sync_folder()
+
+    def _require_ours(self, file: int, head_file: int) -> None:
+        """Refuse when a path leads elsewhere than to the open file (an editor saves so), or the size is not ours."""
+        for path, opened in ((self.path, file), (self.head_path, head_file)):
+            if not path.exists() or not os.path.samestat(os.stat(path), os.fstat(opened)):
+                raise self._refuse(f"{path.name} was removed or replaced while it was open")
+        if os.fstat(file).st_size != self._size:
+            raise self._refuse("something else wrote to it while it was open")
 
     def _sync_folder(self) -> None:
         folder = os.open(self.path.parent, os.O_RDONLY)
@@ -177,6 +205,7 @@ class Chain:
             raise LedgerError(f"the ledger {self.path} is not open for writing")
         if self._broken:
             raise self._refuse("an earlier write to it failed; open it again")
+        self._require_ours(self._file, self._head_file)
         record = {"n": self._count + 1, "prev": self._head, **body}
         head = _hash(record)
         line = canonical_json({**record, "hash": head}).encode() + b"\n"
@@ -193,6 +222,7 @@ class Chain:
             reason = f"the ledger {self.path} could not be written: {error}. Nothing may be released"
             raise LedgerError(reason) from error
         self._count, self._head = count, head
+        self._size += len(line)
         self._broken = False
 
     def unlock(self) -> None:

@@ -24,6 +24,7 @@ def privacy_profile(
     aim: float = 1e-5,
 ) -> list[float]:
     """The delta of each epsilon. `aim` is the delta for which a distribution is discretised."""
+    neighbours = Neighbours(neighbours)
     chosen = get_accountant(accountant)
     releases = chosen.check(composition, neighbours)
     for epsilon in epsilons:

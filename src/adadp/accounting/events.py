@@ -25,6 +25,11 @@ class Neighbours(enum.StrEnum):
     ADD_REMOVE = "add-or-remove-one"
     REPLACE_ONE = "replace-one"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Neighbours:
+        names = " or ".join(repr(str(each)) for each in cls)
+        raise ConfigurationError(f"neighbours must be {names}, not {value!r}")
+
 
 def _require_noise(noise_multiplier: float) -> None:
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):

@@ -13,6 +13,7 @@ order). The price is paid in full even if little is used.
 from __future__ import annotations
 
 import math
+import operator
 from fractions import Fraction
 
 from adadp.accounting.composition import Composition, canonical
@@ -53,7 +54,8 @@ class RenyiFilter:
             raise ConfigurationError(f"epsilon must be a finite number above 0, not {epsilon!r}")
         if not (math.isfinite(order) and order > 1.01):
             raise ConfigurationError(f"order must be a finite number above 1.01, not {order!r}")
-        self.epsilon, self.delta, self.order, self.neighbours = epsilon, delta, order, neighbours
+        self.epsilon, self.delta, self.order = epsilon, delta, order
+        self.neighbours = Neighbours(neighbours)
         conversion = _conversion(delta, order)
         # What floating point may lose on the way back to epsilon is kept out of the budget.
         self.budget = epsilon - conversion - 1e-11 * (epsilon + abs(conversion))
@@ -101,12 +103,13 @@ class RenyiFilter:
 
         if isinstance(event, Uncovered):
             raise AccountingError(f"a privacy filter cannot admit what no proof covers: {event.reason}")
-        if count < 0:
+        # Half a release has no price, and one nan in the sum would admit everything after it.
+        if not hasattr(count, "__index__") or isinstance(count, bool) or count < 0:
             raise ConfigurationError(f"count must be a whole number >= 0, not {count!r}")
         divergence = renyi.divergences(event, self.neighbours, (self.order,))[0]
         if not math.isfinite(divergence):
             raise AccountingError(f"{event!r} has no finite Renyi divergence at order {self.order:g}")
-        return Fraction(divergence) * count
+        return Fraction(divergence) * operator.index(count)
 
     def fits(self, event: Event, count: int = 1) -> bool:
         """Whether `admit` would admit it. Charges nothing."""

@@ -96,6 +96,8 @@ class Guarantee:
     def __post_init__(self) -> None:
         if (self.epsilon is None) != bool(self.reasons):
             raise ConfigurationError("a guarantee has either an epsilon or the reasons why it has none")
+        if not 0 < self.delta < 1:
+            raise ConfigurationError(f"delta must be above 0 and below 1, not {self.delta!r}")
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise ConfigurationError(f"epsilon must be a finite number >= 0, not {self.epsilon!r}")
 
@@ -119,7 +121,7 @@ class Guarantee:
         if self.order is not None:
             by += f", order {self.order:g}"
         text = (
-            f"({round_up(self.epsilon)}, {delta})-differential privacy for {self.unit} under "
+            f"({round_up(self.epsilon)}, {delta})-differential privacy for {_line(self.unit)} under "
             f"{self.neighbours} neighbours ({by}). Released: {_sentence(self.sampling)}"
         )
         if self.assumptions:
@@ -165,8 +167,8 @@ class Guarantee:
             f"| epsilon | {epsilon} |",
             f"| delta | {round_up(self.delta)} |",
             f"| neighbours | {self.neighbours} |",
-            f"| unit of privacy | {self.unit} |",
-            f"| released | {self.sampling} |",
+            f"| unit of privacy | {_cell(self.unit)} |",
+            f"| released | {_cell(self.sampling)} |",
             f"| accountant | {self.accountant}{order} |",
         ]
         for title, items in (
@@ -175,11 +177,21 @@ class Guarantee:
             ("Notes", self.notes),
         ):
             if items:
-                lines += ["", f"{title}:", "", *(f"- {item}" for item in items)]
+                lines += ["", f"{title}:", "", *(f"- {_line(item)}" for item in items)]
         return "\n".join(lines) + "\n"
 
 
+def _line(text: str) -> str:
+    """Without line breaks: names and reasons come from elsewhere and must not end a paragraph or a list."""
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _line(text).replace("|", "\\|")
+
+
 def _sentence(text: str) -> str:
+    text = _line(text)
     text = text[:1].upper() + text[1:]
     return text if text.endswith(".") else text + "."
 
@@ -217,6 +229,7 @@ def make_guarantee(
     from adadp.accounting.accountants import default_accountant, get_accountant, require_delta
 
     require_delta(delta)
+    neighbours = Neighbours(neighbours)
     releases = canonical(composition)
     name = accountant or default_accountant(releases)
     chosen = get_accountant(name)

@@ -166,11 +166,21 @@ class Ledger:
     @property
     def runs(self) -> tuple[RunSummary, ...]:
         """Every run, oldest first."""
-        return tuple(self._summaries.values())
+        with self._mutex:
+            self._refresh()
+            return tuple(self._summaries.values())
+
+    def _refresh(self) -> None:
+        """Read the file again unless this process holds it: another one may have charged since."""
+        if self._chain is None or (self._chain.locked and os.getpid() == self._owner):
+            return
+        if self._summaries or self._chain.exists():
+            self._replay(self._chain.read())
 
     def composition(self) -> Canonical:
         """Everything charged, over all runs. Runs that died are charged for all that they reserved."""
         with self._mutex:
+            self._refresh()
             return self._composition(without=None)
 
     def _composition(self, without: str | None) -> Canonical:
@@ -178,7 +188,7 @@ class Ledger:
         for summary in self._summaries.values():
             if summary.id == without:
                 continue
-            live = self._open.get(summary.id)
+            live = self._open.get(summary.id) if os.getpid() == self._owner else None
             pairs.extend((summary.reserved if live is None else live.charged()).items())
         return canonical(pairs)
 
@@ -191,6 +201,15 @@ class Ledger:
         """Have the other open runs give back what they reserved and did not use. True if any did."""
         others = [other for name, other in self._open.items() if name != run]
         return sum(other._trim() for other in others) > 0
+
+    def _unsettle(self, run: str, allowance: Allowance | None) -> None:
+        """Before `run` reserves within `allowance`: have open runs under other budgets give back what they
+        did not use, so that their next release is held against their budget again.
+        """
+        for name, other in self._open.items():
+            theirs = other._allowance
+            if name != run and theirs is not None and not (allowance and allowance.covers(theirs)):
+                other._trim()
 
     def guarantee(self, delta: float, **options: Any) -> Guarantee:
         """What may be said about everything in this ledger. `options` as for `make_guarantee`."""

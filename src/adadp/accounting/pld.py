@@ -64,10 +64,10 @@ class Direction:
         """The expectation of max(0, 1 - e^(epsilon - loss))."""
         import numpy
 
+        if epsilon >= (self.lowest + len(self.probabilities)) * self.interval:
+            return self.infinite  # also where epsilon / interval is beyond any number
         first = max(0, math.floor(epsilon / self.interval) - self.lowest)
         above = self.probabilities[first:]
-        if not len(above):
-            return self.infinite
         losses = (numpy.arange(first, first + len(above)) + self.lowest) * self.interval
         return self.infinite + float(numpy.dot(numpy.maximum(-numpy.expm1(epsilon - losses), 0.0), above))
 

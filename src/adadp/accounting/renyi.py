@@ -154,6 +154,7 @@ def _block(event: RenyiBlock, orders: tuple[float, ...]) -> tuple[float, ...]:
 
 def as_gaussian(event: Event, neighbours: Neighbours) -> float | None:
     """Noise over the sensitivity of a neighbour, where the event is a Gaussian release on every example."""
+    neighbours = Neighbours(neighbours)  # a string that slips through must not halve the sensitivity
     if isinstance(event, Gaussian):
         return event.noise_multiplier / (2 if neighbours is Neighbours.REPLACE_ONE else 1)
     if isinstance(event, PoissonGaussian) and event.rate == 1 and neighbours is Neighbours.ADD_REMOVE:
@@ -172,6 +173,7 @@ def divergences(
     event: Event, neighbours: Neighbours, orders: tuple[float, ...] = ORDERS
 ) -> tuple[float, ...]:
     """An upper bound on one release's Renyi divergence at each order. Refuses what it does not cover."""
+    neighbours = Neighbours(neighbours)
     sigma = as_gaussian(event, neighbours)
     if sigma is not None:
         return _gaussian(sigma, orders)

@@ -65,16 +65,21 @@ class Run:
         Raises `BudgetExhaustedError` if they would exceed the budget: then they must not happen, and nothing
         was charged. Most calls only count down a reservation.
         """
+        if os.getpid() != self._owner:  # before the lock, which a thread may have held when this process was forked
+            raise self._unusable()
         with self._mutex:
             if type(count) is not int or count < 1:
                 raise ConfigurationError(f"count must be a whole number >= 1, not {count!r}")
-            if self._closed or os.getpid() != self._owner:
+            if self._closed:
                 raise self._unusable()
             left = self._left.get(event, 0)
             if left < count:
-                self._reserve(event, count - left)
+                self._reserve(event, count)
                 left = self._left[event]
+                assert left >= count, "less was reserved than is released"
             self._left[event] = left - count
+            if self._closed:  # by a signal's handler, after `left` was read: it has given back this release too
+                raise self._unusable()
 
     def _unusable(self) -> LedgerError:
         if self._closed:
@@ -96,17 +101,18 @@ class Run:
         reserved = sum(count for each, count in self._reserved.items() if self.is_step(each))
         return max(0, self._planned - self._before - reserved) or None
 
-    def _reserve(self, event: Event, need: int) -> None:
-        """Reserve at least `need` more of `event`, on the disk, before any of them happens."""
+    def _reserve(self, event: Event, wanted: int) -> None:
+        """Have at least `wanted` of `event` reserved and unused, on the disk, before any of them happens."""
         self._choose_size()
         to_come = self._to_come(event)
-        count = need
+        count = need = wanted - self._left.get(event, 0)
         if self.is_step(event):  # the others are rare and dear: never reserved in excess
             unused = sum(self._left.values())
             count = max(need, min(self._size, MOST_RESERVED - unused, to_come or MOST_RESERVED))
         with self._ledger._mutex:  # runs that share a budget must not find the same room
             if self._allowance is not None:
-                count = self._within_budget(self._allowance, event, need, count, to_come)
+                count = self._within_budget(self._allowance, event, wanted, count, to_come)
+            self._ledger._unsettle(self.id, self._allowance)
             start = time.perf_counter()
             self._ledger._reserve(self.id, event, count)
         self._reserved[event] = self._reserved.get(event, 0) + count
@@ -114,13 +120,20 @@ class Run:
         self._since = time.perf_counter()
         self._sync_time = self._since - start
 
-    def _within_budget(self, allowance: Allowance, event: Event, need: int, count: int, to_come: int | None) -> int:
-        """How many may be reserved, `need` to `count`, on top of what this run and all others have reserved."""
+    def _within_budget(
+        self, allowance: Allowance, event: Event, wanted: int, count: int, to_come: int | None
+    ) -> int:
+        """How many to reserve on top of what this run and all others have reserved: enough for `wanted`, `count`
+        if there is room.
+        """
+        need = wanted - self._left.get(event, 0)
         allowance.beside(self._ledger._reserved_beside(self.id))
         room = allowance.room(event, self._reserved, need, to_come)
         if room < need and any(self._left.values()):
-            # Reservations of other kinds that were not used must not stand in the way.
+            # Reservations of other kinds that were not used must not stand in the way. What was left of this kind
+            # goes back with them, so all that is wanted is needed.
             self._give_back()
+            need = wanted
             room = allowance.room(event, self._reserved, need, to_come)
         if room < need and self._ledger._trim(self.id):
             # Nor must those of other runs. From here on they take turns: none is to reserve more than it needs.
@@ -128,7 +141,7 @@ class Run:
             room = min(need, allowance.room(event, self._reserved, need, to_come))
         if room < need:
             raise BudgetExhaustedError(self._exhausted(event))
-        return min(count, room)
+        return max(need, min(count, room))
 
     def _give_back(self) -> None:
         """Lower every reservation to what was charged of it. None of what is given back was released."""
@@ -140,16 +153,12 @@ class Run:
         self._ledger._give_back(self.id, unused)
 
     def _trim(self) -> bool:
-        """Give back for another run's sake, unless a thread is charging here at this moment. True if there was any."""
-        if not self._mutex.acquire(blocking=False):
-            return False
-        try:
+        """Give back for another run's sake. True if there was any."""
+        with self._mutex:  # the ledger's, which the other run holds
             unused = any(self._left.values())
             if unused:
                 self._give_back()
             return unused
-        finally:
-            self._mutex.release()
 
     def _choose_size(self) -> None:
         """As few as keep syncing below half a percent of the time, so that little is lost in a crash."""
@@ -181,8 +190,10 @@ class Run:
 
         A run that never gets here stays charged for all that it reserved.
         """
+        if os.getpid() != self._owner:  # before the lock, as in `charge`
+            return
         with self._mutex:
-            if self._closed or os.getpid() != self._owner:
+            if self._closed:
                 return
             # First of all, so that an interrupted close is never repeated: in doubt the reservation stays
             # charged.

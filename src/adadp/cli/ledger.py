@@ -124,6 +124,11 @@ def check(
     json_output: options.JsonOption = False,
 ) -> None:
     """Verify the ledger; with --epsilon also that it keeps to a budget (exit code 1 if not)."""
+    from adadp.accounting.accountants import require_delta, require_epsilon
+
+    require_delta(delta)
+    if epsilon is not None:
+        require_epsilon(epsilon)
     ledger = _open(path, dataset)
     values: dict[str, object] = {"intact": True, "dataset": ledger.dataset, "runs": len(ledger.runs)}
     lines = [f"{path} is intact: dataset {ledger.dataset!r}, {len(ledger.runs)} runs."]
