@@ -76,7 +76,7 @@ def test_a_large_delta_is_warned_about_and_json_stays_json() -> None:
     assert "warning" not in call("account", *RUN, "--delta", "1e-5", "--json").stderr
 
 
-def test_calibrate_is_tight_and_account_agrees() -> None:
+def test_calibrate_is_tight_and_account_agrees(tmp_path: Path) -> None:
     run = ["--examples", "60000", "--lot", "3000", "--steps", "200"]
     found = values("calibrate", *run, "--epsilon", "1", "--delta", "1e-6", "--gaussian", "16")
     assert 0.995 <= found["epsilon"] <= 1
@@ -84,7 +84,10 @@ def test_calibrate_is_tight_and_account_agrees() -> None:
         "account", *run, "--noise-multiplier", repr(found["noise_multiplier"]), "--delta", "1e-6", "--gaussian", "16"
     )
     assert again["epsilon"] == found["epsilon"]
-    assert "noise multiplier" in call("calibrate", *run, "--epsilon", "1", "--delta", "1e-6").stdout
+    image = tmp_path / "profile.png"
+    table = call("calibrate", *run, "--epsilon", "1", "--delta", "1e-6", "--plot", str(image)).stdout
+    assert "noise multiplier" in table
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
 BAD = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,9 @@ def calibrate(
     accountant: options.AccountantOption = None,
     sampling: options.SamplingOption = options.Sampling.POISSON,
     gaussian: options.GaussianOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the privacy profile into this file.", show_default=False)
+    ] = None,
     json_output: options.JsonOption = False,
 ) -> None:
     """The smallest noise multiplier with which the whole pipeline keeps to a budget."""
@@ -40,6 +44,11 @@ def calibrate(
     )
     warnings = options.warn_about_delta(delta, examples)
     assumptions = (*run.assumptions(), *found.spent.notes)
+    if plot is not None:
+        from adadp.cli.plot import draw_profile
+
+        name = accountant or run.default_accountant()
+        draw_profile(plot, run.composition(found.noise_multiplier), found.spent, name, run.neighbours)
     for warning in warnings:
         warn(warning)
     if json_output:
@@ -68,3 +77,5 @@ def calibrate(
     rows += [("released", describe(event, count)) for event, count in run.composition(found.noise_multiplier)]
     print_table("Calibrated", rows)
     print_list("This rests on", assumptions)
+    if plot is not None:
+        typer.echo(f"\nThe privacy profile is in {plot}.")
