@@ -194,6 +194,9 @@ class Diagonal(Shape):
         super().__init__(before, after, damping)
         self._squares: dict[str, Tensor] = {}
         self._values: dict[str, Tensor] = {}
+        self._scales: dict[
+            str, Tensor
+        ] = {}  # S^-before, used at every step and made anew only when something is learnt
 
     def mean_square(self, name: str, parameter: Tensor) -> Tensor:
         """E' itself: the mean squared gradient of each coordinate, zero where nothing was learnt yet."""
@@ -226,11 +229,12 @@ class Diagonal(Shape):
         self._squares[name] = square
         mean = square.mean().clamp_min(torch.finfo(square.dtype).tiny)
         self._values[name] = square / mean + self.damping
+        self._scales[name] = self._values[name] ** -self.before
 
     def apply_before(self, name: str, form: PerExample) -> PerExample:
         if self.before == 0 or name not in self._values:
             return form
-        return form.scaled(self._values[name] ** -self.before)
+        return form.scaled(self._scales[name])
 
     def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
         if exponent == 0 or name not in self._values:

@@ -126,7 +126,7 @@ class PrivateStep:
             self.nonfinite = self._lost if self.nonfinite is None else self.nonfinite + self._lost
         stddev = self.clipping.stddev(self.noise_multiplier)
         sums = self.clipping.complete(self._sums)
-        noisy = {name: value + stddev[name] * self._randomness.normal(value) for name, value in sums.items()}
+        noisy = {name: _noised(value, stddev[name], self._randomness.normal(value)) for name, value in sums.items()}
         self._released = self._lot
         self._drop()
         # ------------------------------------------------------------------------------ the line: noised from here on
@@ -146,6 +146,14 @@ class PrivateStep:
             count = len(leaves[0])
             forms = self.capture.take(count)
         return Gradients(forms, count, keep=torch.ones(count, dtype=torch.bool, device=device))
+
+
+def _noised(value: Tensor, stddev: float | Tensor, noise: Tensor) -> Tensor:
+    """`value + stddev * noise` in one pass, in the better of their precisions."""
+    value = value.to(torch.promote_types(value.dtype, noise.dtype))
+    if isinstance(stddev, Tensor):
+        return torch.addcmul(value, stddev.to(value.dtype), noise.to(value.dtype))
+    return torch.add(value, noise, alpha=stddev)
 
 
 def _call(module: nn.Module, inputs: Any) -> Any:

@@ -163,3 +163,21 @@ def test_the_way_of_computing_is_chosen_by_a_public_count(monkeypatch: pytest.Mo
     # Without a public count the way does change here: the test would not see a difference that is not there.
     apart = per_example.Products(inputs[:-1], outputs[:-1]).squared_norms()
     assert not torch.equal(all_of_them[:-1], apart)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_huge_factor_of_a_zero_gradient_poisons_nobody(tokens: int) -> None:
+    """3e38 times its weight is infinite, and infinity times the zero it meets is NaN in everybody's sum."""
+    inputs, outputs = torch.ones(3, tokens, 2), torch.ones(3, tokens, 4)
+    inputs[1], outputs[1] = 3e38, 0.0
+    for form in (
+        Products(inputs, outputs),
+        Products(inputs, outputs).scaled(torch.full((4, 2), 2.0)),
+        Products(outputs, inputs),
+    ):
+        lengths = form.squared_norms()
+        keep = lengths.isfinite()
+        assert keep[0]
+        assert keep[2]
+        weights = torch.where(keep, 3.0, 0.0)
+        assert form.weighted_sum(weights, keep).isfinite().all()

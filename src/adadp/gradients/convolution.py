@@ -18,6 +18,7 @@ from adadp.gradients.per_example import (
     Dense,
     PerExample,
     accumulation_dtype,
+    bounded_factors,
     drop,
     fits,
     norms,
@@ -96,12 +97,14 @@ class Convolution(PerExample):
         measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
         # The norm is taken of one product, the sum is another: the rounding of both is at most a multiple of
         # sum_t |a_t| |b_t| over places t, and an input is seen from at most as many places as the kernel is large.
-        reach = norms(self.inputs) * norms(self.outputs) * math.sqrt(math.prod(self.geometry.kernel))
+        inputs, outputs = norms(self.inputs), norms(self.outputs)
+        reach = inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
         roundoff = unit_roundoff(self.outputs)
         if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
             roundoff = 2.0**-10
         places = math.prod(self.outputs.shape[2:])
-        return (measured + (8 + math.sqrt(places)) * 2 * roundoff * reach).square()
+        bound = (measured + (8 + math.sqrt(places)) * 2 * roundoff * reach).square()
+        return bounded_factors(bound, inputs, outputs)
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms

@@ -17,6 +17,7 @@ from adadp.gradients.per_example import (
     Products,
     Recomputed,
     accumulation_dtype,
+    bounded_factors,
     drop,
     fits,
     merged,
@@ -137,7 +138,7 @@ class Tied(PerExample):
         squared = length.square() + self.products.gram_norms() + 2 * cross
         squared = squared.clamp_min(0) + rows.shape[1] * 2.0**-50 * (length + self.products.reach).square()
         rounding = self.products.rounding() + unit_roundoff(self.products.outputs) * 4 * length
-        return (squared.sqrt() + rounding).square()
+        return bounded_factors((squared.sqrt() + rounding).square(), *self.products.largest_factors)
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms

@@ -39,10 +39,12 @@ class Linear(Layer):
         inputs = tokens(batch_first(saved[0], context, 3))
         outputs = tokens(batch_first(gradients[0], context, 3))
         forms: dict[str, PerExample] = {}
-        if "weight" in wanted:
-            forms["weight"] = Products(inputs, outputs)
         if "bias" in wanted:
             forms["bias"] = Dense(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
+        if "weight" in wanted:
+            forms["weight"] = Products(inputs, outputs)
+            if outputs.shape[1] == 1 and isinstance(bias := forms.get("bias"), Dense):
+                forms["weight"] = Products(inputs, outputs, output_norms=bias.squared_norms)
         return forms
 
 

@@ -105,6 +105,17 @@ def squares(tensor: Tensor) -> Tensor:
     return norms(tensor).square()
 
 
+def bounded_factors(squared: Tensor, *factors: Tensor) -> Tensor:
+    """Squared norms [n] of products, infinite where a factor's norm [n] leaves no room to be weighted.
+
+    An input of 3e38 that meets an output gradient of zero has a gradient of zero. Multiplied by its weight it
+    overflows, and infinity times zero is NaN in everybody's sum. Such an example counts like one that is not finite.
+    """
+    for factor in factors:
+        squared = torch.where(factor < 1e32, squared, torch.full_like(squared, math.inf))
+    return squared
+
+
 class PerExample(ABC):
     """Gradients g_1..g_n of one parameter of shape `shape`, never necessarily stored."""
 
@@ -289,10 +300,18 @@ def stored_or_recomputed(make: Callable[[slice], Tensor], count: int, shape: Seq
 class Products(PerExample):
     """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
 
-    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]. T = 1 for a layer on vectors.
+    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]. T = 1 for a layer on vectors; then `output_norms` may
+    give the squared norms of the outputs, where a bias has measured the same vectors already.
     """
 
-    def __init__(self, inputs: Tensor, outputs: Tensor, shape: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Tensor,
+        outputs: Tensor,
+        shape: Sequence[int] | None = None,
+        output_norms: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self._output_norms = output_norms
         dtype = accumulation_dtype(outputs.dtype)
         self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
         self.count, self.tokens, self.columns = self.inputs.shape
@@ -328,18 +347,34 @@ class Products(PerExample):
     @cached_property
     def _squared_norms(self) -> Tensor:
         if self._way == "vectors":
-            return squares(self.inputs) * squares(self.outputs)
+            inputs, outputs = (
+                squares(self.inputs),
+                self._output_norms() if self._output_norms else squares(self.outputs),
+            )
+            return bounded_factors(inputs * outputs, inputs.sqrt(), outputs.sqrt())
         if self._way == "stored":
             return self._stored.squared_norms()
         gram = self._way == "gram"
         squared = self.gram_norms() if gram else torch.cat([squares(g) for _, g in self.chunks()])
-        return (squared.sqrt() + self.rounding()).square()
+        bound = (squared.sqrt() + self.rounding()).square()
+        return bounded_factors(bound, *self.largest_factors)
+
+    @property
+    def largest_factors(self) -> list[Tensor]:
+        """The norms of each example's longest input and output gradient."""
+        return [lengths.amax(1) for lengths in self._lengths if lengths.numel()]
+
+    @cached_property
+    def _lengths(self) -> tuple[Tensor, Tensor]:
+        """The norms of each token's input and output gradient, each of shape [n, T]."""
+        shape = (self.count, self.tokens)
+        return norms(self.inputs.flatten(0, 1)).view(shape), norms(self.outputs.flatten(0, 1)).view(shape)
 
     @cached_property
     def reach(self) -> Tensor:
         """sum_t |a_t| |b_t|: bounds every partial sum."""
-        lengths = norms(self.inputs.flatten(0, 1)) * norms(self.outputs.flatten(0, 1))
-        return lengths.view(self.count, self.tokens).sum(1)
+        inputs, outputs = self._lengths
+        return (inputs * outputs).sum(1)
 
     def rounding(self) -> Tensor:
         """How far a weighted sum may be from the true one: it is summed in another order than its norm."""
@@ -408,17 +443,18 @@ class Products(PerExample):
     def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor) -> Tensor:
         if self.tokens > 1:
             return super().clamped_sum(bound, scale, keep)
-        # Small blocks of examples stay in the cache: four times faster than one large product on a CPU.
-        inputs = drop(self.inputs, keep)[:, 0]
-        outputs = drop(self.outputs, keep)[:, 0] * scale
+        # Of finite vectors no product is NaN, so the products themselves need not be looked through.
+        inputs = drop(self.inputs, keep)[:, 0].nan_to_num(nan=0.0)
+        outputs = (drop(self.outputs, keep)[:, 0] * scale).nan_to_num(nan=0.0)
         limit = bound.view(self.rows, self.columns)
         total = torch.zeros_like(limit)
         low = -limit
-        block = max(1, 2**18 // max(1, self.rows * self.columns)) if not inputs.is_cuda else self.count
-        block = min(max(block, 1), max(1, DENSE_BYTES // max(1, 4 * self.rows * self.columns)))
+        # Blocks that stay in a CPU's cache are several times faster there than one large product.
+        entries = DENSE_BYTES // 4 if inputs.is_cuda else 2**20
+        block = max(1, entries // max(1, self.rows * self.columns))
         for start in range(0, self.count, block):
             product = outputs[start : start + block, :, None] * inputs[start : start + block, None, :]
-            total += torch.clamp(product, low, limit, out=product).nan_to_num_(nan=0.0).sum(0)
+            total += torch.clamp(product, low, limit, out=product).sum(0)
         return total.view(self.shape)
 
     def finite(self) -> Tensor:
@@ -442,17 +478,40 @@ class ScaledVectors(PerExample):
 
     def squared_norms(self) -> Tensor:
         inputs, outputs = self.vectors.inputs[:, 0], self.vectors.outputs[:, 0]
-        # Unit values first: squares of the raw ones would vanish or overflow where their product does not.
         largest = self.scale.abs().amax().clamp_min(1e-30)
         weights = (self.scale / largest).view(outputs.shape[1], inputs.shape[1]).square()
-        input_norms, output_norms = norms(inputs).clamp_min(1e-37), norms(outputs).clamp_min(1e-37)
-        inputs = inputs / input_norms.to(inputs.dtype).unsqueeze(1)
-        outputs = outputs / output_norms.to(outputs.dtype).unsqueeze(1)
-        form = ((outputs.square() @ weights) * inputs.square()).sum(1)
-        vanished = 2e-38 * (weights.shape[0] + weights.shape[1])  # what squares of unit values can still hide
-        rounding = 2.0**-40 if form.dtype == torch.float64 else 2.0**-16
-        bound = form.double() * (1 + rounding) + vanished
-        return bound * (input_norms * output_norms * largest.double()).square()
+        input_norms, output_norms = norms(inputs), norms(outputs)
+        if inputs.is_cuda or inputs.dtype == torch.float64:
+            bound = self._form_of_units(inputs, outputs, weights, input_norms, output_norms)
+        else:
+            # Two passes over the vectors less. Examples whose squares would vanish or overflow are done again, alone.
+            if weights.shape[0] >= weights.shape[1]:
+                bound = ((outputs.square() @ weights) * inputs.square()).sum(1)
+            else:  # the longer side first: what is left to multiply is short
+                bound = ((inputs.square() @ weights.T) * outputs.square()).sum(1)
+            bound = bound.double() * (1 + 2.0**-16)
+            bound += 2e-38 * sum(weights.shape) * (input_norms.square() + output_norms.square() + 1)
+            safe = ((input_norms > 1e-9) & (input_norms < 1e9)) & ((output_norms > 1e-9) & (output_norms < 1e9))
+            rest = (~safe).nonzero().squeeze(1)
+            if len(rest):
+                exact = (self.scale.double() / largest.double()).view(weights.shape).square()
+                bound[rest] = self._form_of_units(
+                    inputs[rest].double(), outputs[rest].double(), exact, input_norms[rest], output_norms[rest]
+                )
+        return bounded_factors(bound * largest.double().square(), input_norms, output_norms)
+
+    def _form_of_units(
+        self, inputs: Tensor, outputs: Tensor, weights: Tensor, input_norms: Tensor, output_norms: Tensor
+    ) -> Tensor:
+        """The quadratic form of unit vectors, whose squares neither vanish nor overflow, times the norms."""
+        input_norms, output_norms = input_norms.clamp_min(1e-150), output_norms.clamp_min(1e-150)
+        inputs = (inputs / input_norms.unsqueeze(1)).to(inputs.dtype)
+        outputs = (outputs / output_norms.unsqueeze(1)).to(outputs.dtype)
+        form = ((outputs.square() @ weights.to(outputs.dtype)) * inputs.square()).sum(1)
+        vanished = 2e-38 * sum(weights.shape)  # what squares of unit values can still hide
+        # That of the sum, whatever the form was taken in.
+        rounding = 2.0**-40 if self.vectors.outputs.dtype == torch.float64 else 2.0**-16
+        return (form.double() * (1 + rounding) + vanished) * (input_norms * output_norms).square()
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         return self.vectors.weighted_sum(weights, keep) * self.scale
