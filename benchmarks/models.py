@@ -91,7 +91,7 @@ class _Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids).contiguous()  # Opacus' ghost mode needs it so
+        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids).contiguous()
         return self.head(self.norm(self.blocks(self.tokens(ids) + self.places(places))).mean(1))
 
 

@@ -80,7 +80,7 @@ def norms(tensor: Tensor) -> Tensor:
     return measured * (1 + _BLOCK * 2.0**-25 + 1e-7)
 
 
-_BLOCK = 256
+_BLOCK = 1024
 
 
 def _vector_norm(rows: Tensor) -> Tensor:
