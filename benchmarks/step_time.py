@@ -139,20 +139,15 @@ def peak_memory(step: Step, device: str) -> float:
         step()
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the process's high-water mark
-        before = _resident("VmRSS")
+    # Every allocation and release of a tensor in the step, as the profiler saw them: the most that was held at once.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
-        return max(0.0, _resident("VmHWM") - before)
-    except OSError:
-        return float("nan")
-
-
-def _resident(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    return float("nan")
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = highest = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest / 2**20
 
 
 def timed(step: Step, device: str) -> float:
