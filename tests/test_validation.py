@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import fix
+from adadp import PrivacyEngine, fix
 from adadp.errors import ConfigurationError, PrivacyError, UnsupportedModuleError
 from adadp.validation import check_criterion, problems
 
@@ -409,3 +409,35 @@ def test_a_loss_of_other_arguments_is_not_checked_and_that_is_said() -> None:
     step(model, optimizer, next(iter(loader)))
     assert any("each depend on one example" in text for text in engine.guarantee(1e-5).assumptions)
     assert math.isfinite(engine.get_epsilon(1e-5))
+
+
+def test_packed_sequences_of_different_lengths_are_not_mixing() -> None:
+    """A packed sequence is ordered by length: replacing an example moves the rows of the others, and mixes nothing."""
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            _, (last, _) = self.rnn(packed)
+            out: torch.Tensor = self.head(torch.cat([last[0], last[1]], 1))
+            return out
+
+    torch.manual_seed(0)
+    model = Packed()
+    sequences = TensorDataset(torch.randn(40, 6, 3), torch.randint(1, 7, (40,)), torch.randint(2, (40,)))
+    model, optimizer, loader = PrivacyEngine(seed=1).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(sequences, batch_size=10),
+        noise_multiplier=1.0,
+    )
+    steps = 0
+    for x, lengths, targets in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x, lengths), targets).backward()
+        optimizer.step()
+        steps += 1
+    assert steps == 4

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
@@ -242,7 +243,9 @@ class Capture:
             return None
         try:
             if self._observed is not None:
-                leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+                # A packed sequence is ordered by its examples' lengths: its rows are nobody's in particular.
+                parts = tree_leaves(output, is_leaf=lambda part: isinstance(part, PackedSequence))
+                leaves = [leaf for leaf in parts if isinstance(leaf, Tensor)]
                 self._observed.outputs.append((self.module_name(module), [leaf.detach().clone() for leaf in leaves]))
             layer = self._layers.get(id(module))
             if layer is None:
