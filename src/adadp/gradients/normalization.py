@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -39,17 +40,17 @@ class _Affine(Layer):
             forms["bias"] = Dense(self.summed(module, outputs, context))
         return forms
 
+    @abstractmethod
     def least_dimensions(self, module: nn.Module) -> int:
         """How many dimensions a batch of inputs has at least."""
-        raise NotImplementedError
 
+    @abstractmethod
     def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """What the module multiplies by its weight."""
-        raise NotImplementedError
 
+    @abstractmethod
     def summed(self, module: nn.Module, products: Tensor, examples_first: bool) -> Tensor:
         """The sum over everything that shares an entry of the weight, within each example."""
-        raise NotImplementedError
 
 
 class _OverLastDimensions(_Affine):

@@ -5,6 +5,7 @@ torch's own kernels do not show the gradient of each step, so the steps are take
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,9 +24,9 @@ State = tuple[Tensor, ...]  # the hidden state; for an LSTM also the cell's, eac
 class _Recurrent(Rewritten):
     """Everything but the arithmetic of one step."""
 
+    @abstractmethod
     def step(self, taps: Taps, module: Steps, suffix: str, seen: Tensor, state: State) -> State:
         """The next state, from what the input contributes to the gates [n, gates * width] and the last state."""
-        raise NotImplementedError
 
     def hidden(self, taps: Taps, module: Steps, suffix: str, state: State) -> Tensor:
         """What the last hidden state contributes to the gates."""
