@@ -22,7 +22,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	$(BIN)/python benchmarks/step_time.py
 
 # The stamp is newer than what it was made from, so that a changed dependency is installed and nothing else is.
