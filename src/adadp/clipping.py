@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from adadp.errors import ConfigurationError
+from adadp.gradients.arithmetic import accumulation_dtype
 from adadp.gradients.collection import Gradients
-from adadp.gradients.per_example import accumulation_dtype
 from adadp.shape import Diagonal, Kronecker, Shape, Statistics
 from adadp.sources import ModelGradients, Raw, Released, Source, split_noise
 

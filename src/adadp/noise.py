@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adadp.errors import ConfigurationError
-from adadp.gradients.per_example import accumulation_dtype
+from adadp.gradients.arithmetic import accumulation_dtype
 
 
 class Randomness:

@@ -24,9 +24,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
+from adadp.gradients.arithmetic import exact_arithmetic
 from adadp.gradients.fallback import ThroughFunc
 from adadp.gradients.layer import Layer, known_layer
-from adadp.gradients.per_example import PerExample, exact_arithmetic, merged
+from adadp.gradients.per_example import PerExample, merged
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from adadp.gradients.per_example import PerExample, drop, exact_arithmetic
+from adadp.gradients.arithmetic import drop, exact_arithmetic
+from adadp.gradients.per_example import PerExample
 
 
 class Gradients:

@@ -12,20 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, norms, squares, unit_roundoff
 from adadp.gradients.layer import Layer, Taps, no_batch, supports
-from adadp.gradients.per_example import (
-    DENSE_BYTES,
-    Dense,
-    PerExample,
-    accumulation_dtype,
-    bounded_factors,
-    drop,
-    fits,
-    norms,
-    squares,
-    stored_or_recomputed,
-    unit_roundoff,
-)
+from adadp.gradients.per_example import DENSE_BYTES, Dense, PerExample, fits, stored_or_recomputed
 
 if TYPE_CHECKING:
     from adadp.shape import Factor

@@ -10,21 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
+from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, squares, unit_roundoff
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.linear import tokens
-from adadp.gradients.per_example import (
-    PerExample,
-    Products,
-    Recomputed,
-    accumulation_dtype,
-    bounded_factors,
-    drop,
-    fits,
-    merged,
-    squares,
-    stored_or_recomputed,
-    unit_roundoff,
-)
+from adadp.gradients.per_example import PerExample, Products, Recomputed, fits, merged, stored_or_recomputed
 
 if TYPE_CHECKING:
     from adadp.shape import Factor

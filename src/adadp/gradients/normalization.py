@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from adadp.errors import UnsupportedModuleError
+from adadp.gradients.arithmetic import accumulation_dtype
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
-from adadp.gradients.per_example import Dense, PerExample, accumulation_dtype
+from adadp.gradients.per_example import Dense, PerExample
 
 
 class _Affine(Layer):

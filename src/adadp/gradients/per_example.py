@@ -22,98 +22,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from adadp.gradients.arithmetic import (
+    accumulation_dtype,
+    bounded_factors,
+    drop,
+    flattened,
+    norms,
+    squares,
+    unit_roundoff,
+)
+
 if TYPE_CHECKING:
     from adadp.shape import Factor
 
 # A dense form holds one gradient per example. Below this size it is kept after its norm was taken, since a second
 # product costs more than the memory; above it, the work is done in chunks of examples of this size.
 DENSE_BYTES = 64 * 2**20
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which gradients of `dtype` are multiplied and summed: float32 or better."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def unit_roundoff(tensor: Tensor) -> float:
-    """Largest relative error of one multiplication in a matrix product of `tensor`, hardware modes included."""
-    if tensor.dtype == torch.float64:
-        return 2.0**-53
-    tf32 = tensor.is_cuda and torch.get_float32_matmul_precision() != "highest"
-    return 2.0**-10 if tf32 else 2.0**-24
-
-
-def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
-    """Zero the examples that are not kept, NaN and Inf included (0 * NaN would spread them over the sum)."""
-    if keep is None or (not tensor.is_cuda and bool(keep.all())):  # reading back is free on a CPU only
-        return tensor
-    return torch.where(keep.view(-1, *[1] * (tensor.ndim - 1)), tensor, torch.zeros_like(tensor))
-
-
-def norms(tensor: Tensor) -> Tensor:
-    """Upper bound on the L2 norm of each example, shape [n], float64.
-
-    Squares of float32 values overflow above 1e19 and vanish below 1e-19, and a long float32 sum drifts (0.7% over 4e7
-    values). On a GPU the sum is taken in float64, which is free there. On a CPU float64 costs twenty times float32, so
-    short blocks are summed in float32 and their norms in float64; examples whose squares overflow or may have vanished
-    (an input of 1e-25 may well meet an output gradient of 1e25) are done again in float64. Those alone: were all of
-    them, one example would change the last digits of every other's norm, and a lot has many.
-    """
-    flat = flattened(tensor)
-    length = flat.shape[1]
-    if length == 0:
-        return flat.new_zeros(len(flat), dtype=torch.float64)
-    if flat.dtype == torch.float64:
-        return _vector_norm(flat) * (1 + 2.0**-40) + 1e-154 * math.sqrt(length)
-    if flat.is_cuda:
-        return _vector_norm(flat) * (1 + 2.0**-40)
-    whole = length - length % _BLOCK
-    parts = [torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True)] if whole < length else []
-    if whole:
-        parts.append(torch.linalg.vector_norm(flat[:, :whole].reshape(len(flat), whole // _BLOCK, _BLOCK), dim=2))
-    blocks = torch.cat(parts, 1)
-    measured = _vector_norm(blocks)
-    # Vanished squares hide less than 1e-19 an entry: a 1e-7 of any norm that is not done again.
-    unsure = ~blocks.isfinite().all(1) | (measured < 1e-12 * math.sqrt(length))
-    if bool(unsure.any()):
-        measured[unsure] = _vector_norm(flat[unsure])
-    return measured * (1 + _BLOCK * 2.0**-25 + 1e-7)
-
-
-_BLOCK = 1024
-
-
-def _vector_norm(rows: Tensor) -> Tensor:
-    measured: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return measured
-
-
-def flattened(tensor: Tensor) -> Tensor:
-    """[n, entries], of a parameter without dimensions too."""
-    return tensor.flatten(1) if tensor.ndim > 1 else tensor.unsqueeze(1)
-
-
-@contextmanager
-def exact_arithmetic() -> Iterator[None]:
-    """No autocast: a sum in bfloat16 of what was measured in float32 would not be what was measured."""
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        yield
-
-
-def squares(tensor: Tensor) -> Tensor:
-    """Upper bound on the squared L2 norm of each example, shape [n], float64."""
-    return norms(tensor).square()
-
-
-def bounded_factors(squared: Tensor, *factors: Tensor) -> Tensor:
-    """Squared norms [n] of products, infinite where a factor's norm [n] leaves no room to be weighted.
-
-    An input of 3e38 that meets an output gradient of zero has a gradient of zero. Multiplied by its weight it
-    overflows, and infinity times zero is NaN in everybody's sum. Such an example counts like one that is not finite.
-    """
-    for factor in factors:
-        squared = torch.where(factor < 1e32, squared, torch.full_like(squared, math.inf))
-    return squared
 
 
 class PerExample(ABC):
