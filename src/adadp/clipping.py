@@ -22,7 +22,7 @@ from adadp.errors import ConfigurationError
 from adadp.gradients.arithmetic import accumulation_dtype
 from adadp.gradients.collection import Gradients
 from adadp.shape import Diagonal, Kronecker, Shape, Statistics
-from adadp.sources import ModelGradients, Raw, Released, Source, split_noise
+from adadp.sources import LotRelease, ModelGradients, Raw, Released, Source, split_noise
 
 #: What one step releases, by name: a parameter's, or "shape/..." for statistics that are paid for.
 Release = dict[str, Tensor]
@@ -206,7 +206,7 @@ class _Shaped(Flat):
         lot = self.expected_lot
         means = {name: value / lot for name, value in noisy.items()}
         noise = {name: stddev[name] / lot for name in noisy}
-        self.source.after_lot(self.shape, means, noise, paid)
+        self.source.after_lot(self.shape, LotRelease(means, noise, paid))
         return released
 
     def _carried(self, noisy: Release) -> Release:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,18 @@ class ModelGradients(Protocol):
         """Per-example gradients of `loss(model(inputs))`, a sum over examples, at the current weights."""
 
 
+@dataclass(frozen=True)
+class LotRelease:
+    """What one lot released, as means over the expected lot.
+
+    `gradients` are in the coordinates of `Shape.apply_before`, with noise of `stddev`; `paid` are low statistics.
+    """
+
+    gradients: Mapping[str, Tensor]
+    stddev: Mapping[str, float | Tensor]
+    paid: Mapping[str, Statistics]
+
+
 class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of these points
     """Feeds a shape. One object serves one training run; lots are counted in `step`."""
 
@@ -62,18 +75,8 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
     def see(self, shape: Shape, gradients: Gradients) -> None:  # noqa: B027 - only Raw looks
         """Called with each microbatch's own gradients."""
 
-    def after_lot(  # noqa: B027
-        self,
-        shape: Shape,
-        released: Mapping[str, Tensor],
-        stddev: Mapping[str, float | Tensor],
-        paid: Mapping[str, Statistics],
-    ) -> None:
-        """Called with what the lot released.
-
-        `released`: noised means over the expected lot, in the coordinates of `apply_before`, with the noise's `stddev`.
-        `paid`: noised low statistics, likewise.
-        """
+    def after_lot(self, shape: Shape, lot: LotRelease) -> None:  # noqa: B027 - Probe and Public learn before it
+        """Called with what the lot released, all of it noised."""
 
     def _learn(self, shape: Shape, name: str, statistics: Statistics, decay: float) -> None:
         """Average over time, as the paper does: E' <- decay E' + (1 - decay) new, from zero."""
@@ -238,16 +241,10 @@ class Released(Source):
         super().__init__()
         self.decay, self.every = _decay(decay), _interval(every)
 
-    def after_lot(
-        self,
-        shape: Shape,
-        released: Mapping[str, Tensor],
-        stddev: Mapping[str, float | Tensor],
-        paid: Mapping[str, Statistics],
-    ) -> None:
-        for name, gradient in released.items():
+    def after_lot(self, shape: Shape, lot: LotRelease) -> None:
+        for name, gradient in lot.gradients.items():
             carried = shape.apply(name, gradient, shape.before)
-            noise = shape.moments_of_noise(name, gradient, stddev[name])
+            noise = shape.moments_of_noise(name, gradient, lot.stddev[name])
             moments = {key: value - noise[key] for key, value in shape.moments_of(carried).items()}
             self._average[name] = _averaged(self._average.get(name), moments, self.decay)
         if self.step % self.every == self.every - 1:
@@ -272,14 +269,8 @@ class Paid(Source):
     def share(self) -> float:
         return self._share if self.step % self.every == 0 else 0.0
 
-    def after_lot(
-        self,
-        shape: Shape,
-        released: Mapping[str, Tensor],
-        stddev: Mapping[str, float | Tensor],
-        paid: Mapping[str, Statistics],
-    ) -> None:
-        for name, statistics in paid.items():
+    def after_lot(self, shape: Shape, lot: LotRelease) -> None:
+        for name, statistics in lot.paid.items():
             self._learn(shape, name, statistics, self.decay)
 
 
@@ -310,13 +301,7 @@ class Raw(Source):
             }
             _accumulate(self._seen.setdefault(name, {}), squared)
 
-    def after_lot(
-        self,
-        shape: Shape,
-        released: Mapping[str, Tensor],
-        stddev: Mapping[str, float | Tensor],
-        paid: Mapping[str, Statistics],
-    ) -> None:
+    def after_lot(self, shape: Shape, lot: LotRelease) -> None:
         for name, statistics in self._seen.items():
             self._learn(shape, name, statistics, self.decay)
 

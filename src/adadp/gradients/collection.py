@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from adadp.gradients.arithmetic import drop, exact_arithmetic
+from adadp.gradients.arithmetic import exact_arithmetic
 from adadp.gradients.per_example import PerExample
 
 
@@ -60,6 +60,3 @@ class Gradients:
             for form in self.forms.values():
                 finite = finite & form.squared_norms().isfinite()
         return finite
-
-
-__all__ = ["Gradients", "drop"]
