@@ -1,0 +1,20 @@
+"""The paper's tables and figures, run again: `adadp reproduce`.
+
+An item is one module (or a part of one) that registers itself; `load()` imports all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from adadp.reproduce.item import ITEMS, Item
+
+#: In the order in which `--list` prints their items; a new module is one name here.
+MODULES: tuple[str, ...] = ()
+
+
+def load() -> dict[str, Item]:
+    """All items by name."""
+    for name in MODULES:
+        importlib.import_module(f"adadp.reproduce.{name}")
+    return ITEMS
