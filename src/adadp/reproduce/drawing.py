@@ -30,7 +30,7 @@ NAMES = {
 }  # fmt: skip
 GREY = "#666666"
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 10,
@@ -46,6 +46,9 @@ _STYLE = {
     "svg.fonttype": "path",
     "path.simplify": True,
 }
+
+#: `@styled` stands on a function that draws: what is made in it (titles, legends) looks alike everywhere.
+styled = matplotlib.rc_context(_STYLE)
 
 
 def canvas(rows: int = 1, columns: int = 1, *, width: float = 6.4, height: float = 4.0, **options: Any) -> tuple[
