@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from adadp.cli import account, calibrate, evaluate, ledger, predict, train
+from adadp.cli import account, calibrate, evaluate, ledger, predict, pretrain, reproduce, train
 from adadp.cli.errors import OneLineGroup
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
+app.command("pretrain")(pretrain.pretrain)
+app.command("reproduce")(reproduce.reproduce)
 app.add_typer(ledger.app, name="ledger")
 
 __all__ = ["app"]

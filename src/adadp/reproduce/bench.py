@@ -1,15 +1,25 @@
-"""What a worker process keeps between jobs: its device, and every data set that it has loaded, once."""
+"""What a worker process keeps between jobs: its device, and everything that it has loaded or computed, once."""
 
 from __future__ import annotations
 
+import os
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from adadp import models
 from adadp.data import load
+from adadp.preprocessing import DPPCA
+
+T = TypeVar("T")
+#: Training inputs and labels, test inputs and labels, on the device.
+Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass
@@ -21,16 +31,71 @@ class Bench:
     scratch: Path | None = None
     _kept: dict[Any, Any] = field(default_factory=dict)
 
-    def images(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Training inputs and labels, test inputs and labels, on the device."""
-        if name not in self._kept:
-            parts = [load(name, split, data_dir=self.data_dir) for split in ("train", "test")]
-            tensors = [tensor.to(self.device) for part in parts for tensor in (part.inputs(), part.labels)]
-            self._kept[name] = tuple(tensors)
-        found: tuple[Tensor, Tensor, Tensor, Tensor] = self._kept[name]
-        return found
-
     @property
     def device_name(self) -> str:
         """As it is written into records."""
         return torch.cuda.get_device_name() if self.device.startswith("cuda") else "cpu"
+
+    def _once(self, key: Any, make: Callable[[], T]) -> T:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast(T, self._kept[key])
+
+    def images(self, name: str) -> Split:
+        """A data set as it is."""
+
+        def make() -> Split:
+            parts = [load(name, split, data_dir=self.data_dir) for split in ("train", "test")]
+            tensors = [tensor.to(self.device) for part in parts for tensor in (part.inputs(), part.labels)]
+            return cast(Split, tuple(tensors))
+
+        return self._once(name, make)
+
+    def public_images(self) -> Tensor:
+        """CIFAR-100's training images."""
+        return self._once("public", lambda: load("cifar100", data_dir=self.data_dir).inputs().to(self.device))
+
+    def basis(self, noise_multiplier: float, seed: int) -> Tensor:
+        """MNIST's 60 noisy principal components, [60, 784]. Five seconds of one core, so workers share them."""
+
+        def make() -> Tensor:
+            path = None if self.scratch is None else self.scratch / f"pca-{noise_multiplier:g}-{seed}.npy"
+            if path is not None and path.exists():
+                return torch.from_numpy(np.load(path)).to(self.device)
+            # As `adadp train` does it: isometric, which the paper does not say.
+            pca = DPPCA(60, noise_multiplier, isometric=True, random_state=seed)
+            rows = load("mnist", data_dir=self.data_dir).inputs().flatten(1).numpy()
+            components = pca.fit(rows).components_.astype(np.float32)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part = path.with_name(f".{secrets.token_hex(4)}.npy")
+                np.save(part, components)
+                os.replace(part, path)
+            return torch.from_numpy(components).to(self.device)
+
+        return self._once(("basis", noise_multiplier, seed), make)
+
+    def features(self, net: str) -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
+        """CIFAR-10 through convolutions pre-trained on CIFAR-100, the map itself, and some public features.
+
+        The "resnet"'s are divided by the mean length of public ones: a public constant.
+        """
+
+        @torch.no_grad()
+        def make() -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
+            kept = models.pretrain(net, data_dir=self.data_dir, device=self.device)
+            model = models.PaperCifarNet() if net == "paper" else models.ResNet(3, 10)
+            models.load_features(model, kept)
+            convolutions = cast(torch.nn.Module, model.features).to(self.device).eval()
+
+            @torch.no_grad()
+            def of(images: Tensor) -> Tensor:
+                return torch.cat([convolutions(part.to(self.device)) for part in torch.split(images, 1000)])
+
+            public = of(self.public_images()[:10_000])
+            scale = float(public.norm(dim=1).mean()) if net == "resnet" else 1.0
+            images, labels, tested, answers = self.images("cifar10")
+            split = (of(images) / scale, labels, of(tested) / scale, answers)
+            return split, lambda x: of(x) / scale, public / scale
+
+        return self._once(("features", net), make)

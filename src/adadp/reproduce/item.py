@@ -2,9 +2,9 @@
 
     ITEM = register(Item("toy-cosine", "Cosine similarity of three noise shapes", "section III-B", jobs, report))
 
-`jobs(options)` lists what has to be run; a job is one call of a module-level function, so that it can be sent to another
-process, and what it returns is kept as JSON. `report(records)` turns the records into tables, figures and findings and
-looks at nothing else: whatever stands in the results can be made again from the committed JSON.
+`jobs(options)` lists what has to be run; a job is one call of a module-level function, so that it can be sent to
+another process, and what it returns is kept as JSON. `report(records)` turns the records into tables, figures and
+findings and looks at nothing else: whatever stands in the results can be made again from the committed JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from adadp.reproduce.bench import Bench
 
-#: What a job leaves behind: `settings`, `seed`, `seconds`, `device`, and all that its function returned. Plain JSON.
+#: What a job leaves behind: `work` (the function's name), `settings`, `seed`, `seconds`, `device`, and all that its
+#: function returned. Plain JSON.
 Record = dict[str, Any]
 #: (settings, seed, the worker's data and device) -> plain JSON.
 Work = Callable[[Mapping[str, Any], int, "Bench"], dict[str, Any]]
@@ -40,13 +41,14 @@ class Job:
     """One call of `work`, a function at the top of a module. Equal jobs of several items are run once.
 
     `settings` are plain JSON and say everything that matters for the result; `cost` is about how many seconds it takes
-    (longest first; it decides about nothing else).
+    (longest first; it decides about nothing else). What measures time is run `alone`.
     """
 
     work: Work
     settings: Mapping[str, Any]
     seed: int = 0
     cost: float = 1.0
+    alone: bool = False
 
     @property
     def key(self) -> str:

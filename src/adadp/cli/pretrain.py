@@ -1,0 +1,27 @@
+"""`adadp pretrain`: features from public data, kept in the user's cache."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def pretrain(
+    net: Annotated[str, typer.Argument(help="paper or resnet.")] = "paper",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie.", show_default=False)] = None,
+) -> None:
+    """Train the convolutions of a net on CIFAR-100, which counts as public, without privacy."""
+    from adadp import models
+    from adadp.plan import device_of
+
+    started = time.perf_counter()
+
+    def tell(epoch: int, loss: float) -> None:
+        typer.echo(f"epoch {epoch}: loss {loss:.3f} after {time.perf_counter() - started:.0f} s", err=True)
+
+    found = models.pretrain(net, data_dir=data_dir, device=device_of(device), progress=tell)
+    typer.echo(f"{found.path}\nWhatever rests on these weights assumes: {found.assumption}.")

@@ -1,0 +1,29 @@
+"""How gradients, their estimate and the noise are distributed at steps 100 and 1,000 (MNIST, high privacy level)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adadp.reproduce.contenders import MNIST, run_job
+from adadp.reproduce.item import Item, Job, Options, Record, Report, register
+from adadp.reproduce.levels import mnist_steps
+
+READINGS = ("adadp/lot", "adadp/example", "adadp/sound")
+
+
+def jobs(options: Options) -> list[Job]:
+    """One run in each reading, looked at on the way; both figures are drawn from the same runs."""
+    at, stop = ((20, 40), 41) if options.quick else ((100, 1000), 1000)
+    return [
+        run_job(who, MNIST, seed, steps=mnist_steps(), stop=stop, snapshots=list(at))
+        for who in READINGS
+        for seed in range(options.seeds)
+    ]
+
+
+def _report(records: Sequence[Record]) -> Report:
+    raise NotImplementedError
+
+
+register(Item("fig-estimate", "|g_t| and its estimate sqrt(E')", "Fig. 4c", jobs, _report, datasets=("mnist",)))
+register(Item("fig-sigma", "The distribution of sigma_i", "Fig. 4d", jobs, _report, datasets=("mnist",)))

@@ -1,0 +1,166 @@
+"""Runs what is missing, in worker processes that stay, and writes an item's file as soon as all its jobs are done."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from adadp import models
+from adadp.data import load
+from adadp.errors import PrivacyError
+from adadp.reproduce.bench import Bench
+from adadp.reproduce.item import Item, Job, Options, Record
+from adadp.reproduce.records import Records
+
+
+@dataclass
+class Summary:
+    """What came of each item: "finished", "already finished", "skipped: why" or "failed: why"."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item that was asked for has its results."""
+        return all("finished" in outcome for outcome in self.outcomes.values())
+
+
+#: Told after each job: how many are done, of how many, and its item.
+Progress = Callable[[int, int, str], None]
+
+
+def run(
+    items: Sequence[Item],
+    options: Options,
+    out: Path,
+    *,
+    workers: int = 1,
+    force: bool = False,
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Run the jobs of `items` that have no record in `out` yet."""
+    started, summary, records = time.perf_counter(), Summary(), Records(out)
+    known = records.known(forget=items if force else ())
+    wanted: dict[str, list[Job]] = {}
+    checked: dict[tuple[str, str], str] = {}
+    for item in items:
+        missing = _missing(item, data_dir, options.device, checked)
+        if missing:
+            summary.outcomes[item.name] = f"skipped: {missing}"
+            continue
+        wanted[item.name] = item.jobs(options)
+        done = all(job.key in known for job in wanted[item.name])
+        if done and {record["key"] for record in records.of(item)} >= {job.key for job in wanted[item.name]}:
+            summary.outcomes[item.name] = "already finished"
+    open_items = [item for item in items if item.name in wanted and item.name not in summary.outcomes]
+    todo: dict[str, Job] = {}
+    owner: dict[str, str] = {}
+    for item in open_items:
+        for job in wanted[item.name]:
+            if job.key not in known:
+                todo.setdefault(job.key, job)
+                owner.setdefault(job.key, item.name)
+
+    def close() -> None:
+        """Write every item whose jobs are all done."""
+        for item in open_items:
+            if item.name not in summary.outcomes and all(job.key in known for job in wanted[item.name]):
+                keys = dict.fromkeys(job.key for job in wanted[item.name])
+                records.finish(item, [known[key] for key in keys])
+                summary.outcomes[item.name] = "finished"
+
+    close()
+    for count, (key, record) in enumerate(_results(todo, options.device, data_dir, records.scratch, workers), 1):
+        if "failed" in record:
+            for item in open_items:
+                if key in {job.key for job in wanted[item.name]}:
+                    summary.outcomes[item.name] = f"failed: {record['failed']}"
+        else:
+            known[key] = {"key": key, **record}
+            records.keep(key, record)
+            close()
+        if progress is not None:
+            progress(count, len(todo), owner[key])
+    summary.outcomes = {item.name: summary.outcomes[item.name] for item in items}
+    summary.seconds = time.perf_counter() - started
+    return summary
+
+
+def _missing(item: Item, data_dir: Path | None, device: str, checked: dict[tuple[str, str], str]) -> str:
+    """Why an item cannot be run here; empty where it can. What it needs pre-trained is trained now."""
+    needs = [("data", name) for name in item.datasets] + [("weights", net) for net in item.pretrained]
+    for kind, name in needs:
+        if (kind, name) not in checked:
+            checked[kind, name] = ""
+            try:
+                if kind == "data":
+                    load(name, data_dir=data_dir)
+                else:
+                    models.pretrain(name, data_dir=data_dir, device=device)
+            except (PrivacyError, OSError) as error:
+                checked[kind, name] = " ".join(str(error).split())
+        if checked[kind, name]:
+            return checked[kind, name]
+    return ""
+
+
+# ---- workers ------------------------------------------------------------------------------------------------------
+
+_bench: Bench | None = None
+
+
+def _begin(device: str, data_dir: Path | None, scratch: Path) -> None:
+    global _bench
+    torch.set_num_threads(1)
+    _bench = Bench(device, data_dir, scratch)
+
+
+def _work(job: Job) -> Record:
+    assert _bench is not None
+    return _done(job, _bench)
+
+
+def _done(job: Job, bench: Bench) -> Record:
+    started = time.perf_counter()
+    said = {"work": job.work.__name__, "settings": dict(job.settings), "seed": job.seed}
+    try:
+        found = job.work(job.settings, job.seed, bench)
+    except Exception as error:  # one job that fails must not take the others along
+        return {**said, "failed": f"{type(error).__name__}: {error}"}
+    return {**said, "seconds": round(time.perf_counter() - started, 2), "device": bench.device_name, **found}
+
+
+def _results(
+    todo: dict[str, Job], device: str, data_dir: Path | None, scratch: Path, workers: int
+) -> Iterator[tuple[str, Record]]:
+    """(key, record) as jobs end: the longest begin first, those that measure time come last and by themselves."""
+    order = sorted(todo.items(), key=lambda pair: -pair[1].cost)
+    together = [(key, job) for key, job in order if not job.alone]
+    workers = min(workers, len(together))
+    if workers > 1:
+        # A dozen processes share the machine: more threads in each would only wait for each other.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        with ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(device, data_dir, scratch)
+        ) as pool:
+            running: dict[Future[Record], str] = {pool.submit(_work, job): key for key, job in together}
+            try:
+                while running:
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        yield running.pop(future), future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        together = []
+    bench = Bench(device, data_dir, scratch)
+    for key, job in [*together, *((key, job) for key, job in order if job.alone)]:
+        yield key, _done(job, bench)

@@ -1,0 +1,106 @@
+"""Table 2: time per iteration at the paper's batch sizes, 120 on MNIST and 32 on CIFAR-10.
+
+What counts are ratios to DPSGD in one process: every algorithm takes a step in turn, round after round. Inputs are
+random numbers of the right form, since a step's time does not depend on what they show.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from adadp import algorithms, models
+from adadp.engine import PrivacyEngine
+from adadp.probes import PinkNoise, Vectors
+from adadp.reproduce.bench import Bench
+from adadp.reproduce.item import Item, Job, Options, Record, Report, register
+from adadp.sampling import Microbatch
+
+WHO = ("sgd", "dpsgd", "adadp/sound", "adadp/lot", "adadp/example", "agd", "dpopt/sound", "dpopt/published")
+BATCH = {"mnist": 120, "cifar10": 32}
+_FORM: dict[str, tuple[int, ...]] = {"mnist": (60,), "cifar10": (3, 32, 32)}
+
+
+def measure(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+    """Milliseconds a step, for every contender: median over rounds, and mean (a shape is refreshed every 50 steps)."""
+    torch.manual_seed(seed)
+    dataset, batch, rounds = settings["dataset"], settings["batch"], settings["rounds"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        steps = {who: _stepper(who, dataset, batch, bench.device) for who in WHO}
+        times: dict[str, list[float]] = {who: [] for who in WHO}
+        for turn in range(-3, rounds):
+            for who, step in steps.items():
+                _wait(bench.device)
+                started = time.perf_counter()
+                step()
+                _wait(bench.device)
+                if turn >= 0:
+                    times[who].append(1e3 * (time.perf_counter() - started))
+    return {
+        "median_ms": {who: round(statistics.median(found), 4) for who, found in times.items()},
+        "mean_ms": {who: round(statistics.mean(found), 4) for who, found in times.items()},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _stepper(who: str, dataset: str, batch: int, device: str) -> Callable[[], None]:
+    name, _, reading = who.partition("/")
+    form = _FORM[dataset]
+    inputs, targets = torch.rand(batch, *form, device=device), torch.randint(10, (batch,), device=device)
+    module = models.build("paper", form, 10).to(device)
+    made = algorithms.create(name, reading or None, {"lr": 1e-4})
+    optimizer = made.optimizer([p for p in module.parameters() if p.requires_grad])
+
+    def work(private: Any = None) -> None:
+        (private or optimizer).zero_grad()
+        nn.functional.cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        if private is not None:
+            made.see(private, module, inputs, targets)
+        (private or optimizer).step()
+
+    if not made.private:
+        return work
+    probes = PinkNoise(form) if len(form) == 3 else Vectors(form[0])
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=batch)
+    _, private, lots = made.make_private(
+        PrivacyEngine(seed=0), module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=8.0,
+        task=algorithms.Task(batch, 100_000, probes),
+    )  # fmt: skip
+    numbers = iter(range(10**9))
+
+    def step() -> None:
+        lots.current = Microbatch(next(numbers), 0, last=True, count=batch, keep=True, planned=batch)
+        if lots.on_microbatch is not None:
+            lots.on_microbatch(lots.current)
+        work(private)
+
+    return step
+
+
+def _jobs(options: Options) -> list[Job]:
+    kind = "cuda" if options.device.startswith("cuda") else "cpu"
+    rounds = 10 if options.quick else 150 if kind == "cuda" else 50
+    return [
+        Job(measure, {"dataset": name, "batch": batch, "rounds": rounds, "on": kind}, alone=True, cost=20)
+        for name, batch in BATCH.items()
+    ]
+
+
+def _report(records: Sequence[Record]) -> Report:
+    raise NotImplementedError
+
+
+register(Item("table2", "Time per iteration", "Table II", _jobs, _report))
