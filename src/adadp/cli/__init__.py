@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from adadp.cli import account, calibrate, evaluate, ledger, predict, pretrain, reproduce, train
+from adadp.cli import account, audit, calibrate, evaluate, ledger, predict, pretrain, reproduce, train
 from adadp.cli.errors import OneLineGroup
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("audit")(audit.audit)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("pretrain")(pretrain.pretrain)

@@ -1,0 +1,114 @@
+"""The many-run audit: choose an attack on some trials, count its errors on others.
+
+Each trial is a run of the real engine of its own, with fresh noise, lots and state, so trials are independent. Whether
+it holds the canary is a fair coin. Nothing of the trials that are counted goes into the choice of the attack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from adadp.audit.attack import Attack, Transcript, choose
+from adadp.audit.bounds import Claim, Counts, Errors, trials_needed
+from adadp.errors import ConfigurationError
+
+PILOT = 0.3
+"""The part of the trials that chooses the attack."""
+
+_LEAST_PILOT = 10  # for each canary
+
+
+class Threat(Protocol):
+    """Runs trials. `canaries` are the ones to choose from."""
+
+    @property
+    def canaries(self) -> tuple[str, ...]: ...
+
+    def trial(self, canary: str, inside: bool, seed: int | None) -> Transcript: ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The attack, its errors on the counted trials, and the scores of these trials for a plot."""
+
+    attack: Attack
+    errors: Errors
+    out: tuple[float, ...]
+    inside: tuple[float, ...]
+
+
+def check_trials(trials: int, canaries: int, claim: Claim, confidence: float) -> None:
+    """Refuse an audit that could not find anything, whatever there is to find."""
+    if not 0.5 < confidence < 1:
+        raise ConfigurationError(f"confidence must be above 0.5 and below 1, not {confidence!r}")
+    # Twice what a faultless attack would need: real ones err.
+    least = max(_LEAST_PILOT * canaries / PILOT, 2 * trials_needed(claim, confidence) / (1 - PILOT))
+    if trials < least:
+        raise ConfigurationError(
+            f"{trials} trials are too few to contradict anything at confidence {confidence:g}: at least "
+            f"{int(least) + 1} are needed ({PILOT:.0%} of them choose among {canaries} canaries and are not counted)"
+        )
+
+
+def run(
+    threat: Threat,
+    claim: Claim,
+    *,
+    trials: int,
+    confidence: float,
+    seed: int | None = None,
+    report: Callable[[int], None] | None = None,
+) -> Finding:
+    """Attack `trials` times. `report` is called with the number of trials done."""
+    check_trials(trials, len(threat.canaries), claim, confidence)
+    series = _Series(threat, seed, report)
+    pilot = int(PILOT * trials)
+    counted = trials - pilot
+    each = max(_LEAST_PILOT, pilot // (2 * len(threat.canaries)))
+    first = {name: series.of(name, each) for name in threat.canaries}
+
+    def chosen(name: str, known: list[tuple[bool, Transcript]]) -> Attack:
+        members, transcripts = zip(*known, strict=True)
+        return choose(name, transcripts, members, claim, trials=counted, confidence=confidence)
+
+    best = max((chosen(name, known) for name, known in first.items()), key=lambda attack: attack.promise).canary
+    rest = pilot - each * len(threat.canaries)
+    attack = chosen(best, first[best] + series.of(best, rest))
+    out: list[float] = []
+    inside: list[float] = []
+    for member, transcript in series.of(best, trials - series.done):
+        (inside if member else out).append(attack.score(transcript))
+    counts = Counts(
+        sum(score > attack.threshold for score in out), len(out),
+        sum(not score > attack.threshold for score in inside), len(inside),
+    )  # fmt: skip
+    return Finding(attack, Errors(counts, confidence, attack.together), tuple(out), tuple(inside))
+
+
+class _Series:
+    """Trials one after the other, each with a seed of its own where there is one for all."""
+
+    def __init__(self, threat: Threat, seed: int | None, report: Callable[[int], None] | None) -> None:
+        self._threat, self._seed, self._report = threat, seed, report
+        self._coins = random.SystemRandom() if seed is None else random.Random(seed)
+        self.done = 0
+
+    def of(self, canary: str, count: int) -> list[tuple[bool, Transcript]]:
+        found = []
+        for _ in range(count):
+            inside = self._coins.random() < 0.5
+            found.append((inside, self._threat.trial(canary, inside, self._next_seed())))
+            self.done += 1
+            if self._report is not None:
+                self._report(self.done)
+        return found
+
+    def _next_seed(self) -> int | None:
+        if self._seed is None:
+            return None
+        digest = hashlib.sha256(f"trial {self.done} of audit {self._seed}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1

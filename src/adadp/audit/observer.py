@@ -1,0 +1,178 @@
+"""What an auditor who sees every release writes down: how far each points the canary's way.
+
+Everything here is read after the noise was added. Where the clipping is sound its state (bounds, shape, noise)
+follows from releases and public values, so the auditor knows it too and can weigh coordinates as the best test would.
+Where it was computed from raw gradients (`Raw`), the auditor is kept from looking at it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from adadp.algorithms.search import SearchStep
+from adadp.audit.target import Started
+from adadp.clipping import Clipping, Release
+from adadp.gradients import Gradients
+from adadp.gradients.per_example import Dense
+from adadp.sources import Raw
+
+PER_STEP = 4
+"""Numbers that a transcript has for each step: projection before and after post-processing, energy, objectives."""
+
+
+class Gradient(Protocol):
+    """What the auditor knows of the data: the canary's gradient, and that of an other example, at the current lot."""
+
+    def canary(self, lot: int) -> Release: ...
+
+    def other(self, lot: int) -> Release | None: ...
+
+
+class Observer:
+    """Watches one run. `lot` is set by whoever drives it; `rows` has what was seen of each lot."""
+
+    def __init__(self, started: Started, gradient: Gradient, rate: float, others: int) -> None:
+        self.lot = 0
+        self.rows: list[list[float]] = []
+        self._gradient, self._rate, self._others = gradient, rate, others
+        self._step = step = started.optimizer._step
+        self._clipping = step.clipping
+        self._informed = not any(isinstance(part, Raw) for part in self._clipping.objects())
+        self._weights: Release = {}
+        self._offset = self._length = self._projection = 0.0
+        self._exponents = [0.0, 0.0]
+        release, carry = step.release, self._clipping.release
+
+        def carried(noisy: Release, stddev: Mapping[str, float | Tensor]) -> Release:
+            self._weigh(noisy, stddev)
+            return carry(noisy, stddev)
+
+        def released() -> Release:
+            result = release()
+            self._note(result)
+            return result
+
+        self._clipping.release = carried  # type: ignore[method-assign]
+        step.release = released  # type: ignore[method-assign]
+        if isinstance(step, SearchStep):
+            self._watch_search(step)
+
+    # ---- one release ------------------------------------------------------------------------------------------------
+
+    def _bound(self, gradient: Release) -> Release:
+        """What the clipping lets through of one example's gradient, in the state that it is in."""
+        forms = {name: Dense(value.unsqueeze(0)) for name, value in gradient.items()}
+        return self._clipping.bound(Gradients(forms, 1, keep=torch.ones(1, dtype=torch.bool)))
+
+    def _weigh(self, noisy: Release, stddev: Mapping[str, float | Tensor]) -> None:
+        """Fix the linear functional that tells best whether the canary is in, and apply it to the noised sum."""
+        canary, other = self._gradient.canary(self.lot), self._gradient.other(self.lot)
+        if not self._informed:
+            length = math.sqrt(sum(float(value.double().square().sum()) for value in canary.values()))
+            self._weights, self._length, self._offset = {k: v / length for k, v in canary.items()}, 0.0, 0.0
+        else:
+            shift = self._bound(canary)
+            inverse = {name: _inverse(stddev[name], value) for name, value in shift.items()}
+            self._length = math.sqrt(sum(_dot(value * inverse[name], value) for name, value in shift.items()))
+            scale = 1 / max(self._length, 1e-30)
+            self._weights = {name: value * inverse[name] * scale for name, value in shift.items()}
+            self._offset = 0.0
+            if other is not None:
+                self._offset = self._rate * self._others * self._apply(self._bound(other))
+        self._projection = self._apply(noisy) - self._offset
+
+    def _apply(self, release: Mapping[str, Tensor]) -> float:
+        return sum(_dot(weight, release[name]) for name, weight in self._weights.items() if name in release)
+
+    def _note(self, released: Release) -> None:
+        """The release as the optimizer gets it, a mean over the lot."""
+        lot = self._step.expected_lot
+        stepped = lot * self._apply(released) - self._offset
+        squares = sum(float(value.double().square().sum()) for value in released.values())
+        energy = math.log(squares * lot**2 + 1e-300)
+        self._exponents = [self._exponent(self._projection), self._exponent(stepped)]
+        self.rows.append([self._projection, stepped, energy, 0.0, *self._likelihoods()])
+
+    def _exponent(self, projection: float) -> float:
+        """The log likelihood ratio of "in this lot" to "not in it", for noise of unit variance."""
+        return self._length * projection - self._length**2 / 2
+
+    def _likelihoods(self) -> list[float]:
+        """The log likelihood ratios of the lot, Poisson sampling included."""
+        return [_mixture(self._rate, exponent) for exponent in self._exponents]
+
+    # ---- what a line search releases besides ------------------------------------------------------------------------
+
+    def _watch_search(self, step: SearchStep) -> None:
+        objectives, redraw = step.objectives, step.redraw
+        held: dict[str, Any] = {}
+
+        def looked(losses: Tensor) -> Tensor:
+            noisy = objectives(losses)
+            rules = step.rules
+            seen = noisy[1:] if rules.improvement else noisy
+            # A canary's loss goes past the bound, down if the step goes along its gradient and up if against.
+            way = -1.0 if self._projection_of(held.get("gradient")) > 0 else 1.0
+            information = step._objective_information()
+            deviation = rules.bound * math.sqrt(len(seen) / information)
+            self._add(way * float(seen.sum()) / math.sqrt(len(seen)) / deviation, math.sqrt(information))
+            return noisy
+
+        def redrawn(gradient: Release) -> Release:
+            averaged = redraw(gradient)
+            growth = step.rules.growth
+            drawn = {k: ((1 + growth) * v - gradient[k]) / growth for k, v in averaged.items()}
+            # The level went up within: the draw's own deviation is that of the level before.
+            information = growth * step._information() / (1 + growth)
+            ratio = math.sqrt(information) * step.noise_multiplier  # this draw's precision over the first one's
+            projection = ratio * (step.expected_lot * self._apply(drawn) - self._offset)
+            held["gradient"] = averaged
+            self._add(projection, self._length * ratio)
+            return averaged
+
+        released = step.release
+
+        def first() -> Release:
+            held["gradient"] = result = released()
+            return result
+
+        step.objectives = looked  # type: ignore[method-assign]
+        step.redraw = redrawn  # type: ignore[method-assign]
+        step.release = first  # type: ignore[method-assign]
+
+    def _projection_of(self, gradient: Release | None) -> float:
+        canary = self._gradient.canary(self.lot)
+        return 0.0 if gradient is None else sum(_dot(value, gradient[name]) for name, value in canary.items())
+
+    def _add(self, projection: float, length: float) -> None:
+        """A further independent look at the same lot, of unit variance and this mean."""
+        row = self.rows[-1]
+        row[3] += projection
+        self._exponents = [e + length * projection - length**2 / 2 for e in self._exponents]
+        row[PER_STEP:] = self._likelihoods()
+
+
+def knows_nothing_of(clipping: Clipping) -> bool:
+    """Whether the auditor is kept from the clipping's state, because it was made of raw gradients."""
+    return any(isinstance(part, Raw) for part in clipping.objects())
+
+
+def _inverse(stddev: float | Tensor, like: Tensor) -> Tensor:
+    variance = torch.as_tensor(stddev, dtype=torch.float64).square().expand(like.shape)
+    return torch.where(variance > 0, 1 / variance.clamp_min(1e-300), 0.0)
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    return float((one.double() * other.double()).sum())
+
+
+def _mixture(rate: float, exponent: float) -> float:
+    """log(1 - q + q e^exponent)."""
+    if rate == 1:
+        return exponent
+    return float(torch.logaddexp(torch.tensor(math.log1p(-rate)), torch.tensor(math.log(rate) + exponent)))
