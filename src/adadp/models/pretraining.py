@@ -28,13 +28,20 @@ _NETS: dict[str, Callable[[int], PaperCifarNet | ResNet]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How features are trained: SGD with momentum 0.9 on flipped and shifted images, one-cycle rate."""
+    """How features are trained: SGD with momentum 0.9 on flipped and shifted images, one-cycle rate.
+
+    On a GPU activations are bfloat16: half a minute for the ResNet there, hours on a CPU.
+    """
 
     epochs: int = 15
     batch: int = 256
     learning_rate: float = 0.05
     weight_decay: float = 5e-4
     seed: int = 0
+
+
+RECIPES = {"paper": Recipe(epochs=20), "resnet": Recipe(epochs=30, learning_rate=0.1)}
+"""What `pretrain` does unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ def pretrain(
     """
     if name not in _NETS:
         raise ConfigurationError(f"only {' and '.join(_NETS)} have features to pre-train, not {name!r}")
-    recipe = recipe or Recipe()
+    recipe = recipe or RECIPES[name]
     path = None
     if cache and data is None:
         settings = "-".join(f"{key}{value:g}" for key, value in asdict(recipe).items())
@@ -106,7 +113,7 @@ def _train(
     generator = torch.Generator().manual_seed(recipe.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        net = _NETS[name](len(data.classes)).to(device)
+        net = _NETS[name](len(data.classes)).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(
         net.parameters(),
         lr=recipe.learning_rate,
@@ -121,29 +128,33 @@ def _train(
     images, labels = data.images.to(device), data.labels.to(device)
     net.train()
     for epoch in range(recipe.epochs):
-        order = torch.randperm(len(data), generator=generator)
-        total = 0.0
-        for step in range(steps):
-            index = order[step * recipe.batch : (step + 1) * recipe.batch]
-            inputs = _augment(images[index.to(device)].float() / data.maximum, generator)
-            loss = functional.cross_entropy(net(inputs), labels[index.to(device)])
+        order = torch.randperm(len(data), generator=generator).to(device)
+        total = torch.zeros((), device=device)
+        for index in torch.split(order, recipe.batch)[:steps]:
+            inputs = _augment(images[index].float() / data.maximum, generator)
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = functional.cross_entropy(net(inputs), labels[index])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            total += loss.item()
+            total += loss.detach()
         if progress is not None:
-            progress(epoch + 1, total / steps)
+            progress(epoch + 1, float(total) / steps)
     return {key: value.detach().cpu().contiguous() for key, value in net.features.state_dict().items()}
 
 
 def _augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Flip half of the images and shift the batch by up to four pixels."""
-    flip = (torch.rand(len(images), generator=generator) < 0.5).to(images.device)
+    """Flip half of the images, and shift each by up to four pixels."""
+    count, _, height, width = images.shape
+    flip = (torch.rand(count, generator=generator) < 0.5).to(images.device)
     images = torch.where(flip[:, None, None, None], images.flip(3), images)
-    down, right = torch.randint(0, 9, (2,), generator=generator).tolist()
-    height, width = images.shape[2:]
-    return functional.pad(images, (4, 4, 4, 4))[:, :, down : down + height, right : right + width]
+    down, right = torch.randint(0, 9, (2, count, 1), generator=generator).to(images.device)
+    rows = (down + torch.arange(height, device=images.device))[:, :, None]
+    columns = (right + torch.arange(width, device=images.device))[:, None, :]
+    padded = functional.pad(images, (4, 4, 4, 4)).permute(0, 2, 3, 1)
+    every = torch.arange(count, device=images.device)[:, None, None]
+    return padded[every, rows, columns].permute(0, 3, 1, 2)
 
 
 def _read(path: Path, name: str, recipe: Recipe) -> dict[str, Tensor] | None:
