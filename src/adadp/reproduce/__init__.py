@@ -10,7 +10,10 @@ import importlib
 from adadp.reproduce.item import ITEMS, Item
 
 #: In the order in which `--list` prints their items; a new module is one name here.
-MODULES: tuple[str, ...] = ("cost", "timing", "levels", "estimates", "studies", "cosine", "beale", "functions", "accounting_example")
+MODULES: tuple[str, ...] = (
+    *("cost", "timing", "levels", "estimates", "studies"),
+    *("cosine", "beale", "functions", "accounting_example"),
+)
 
 
 def load() -> dict[str, Item]:

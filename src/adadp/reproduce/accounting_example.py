@@ -103,11 +103,10 @@ def jobs(options: Options) -> list[Job]:
 
 def report(records: Sequence[Record]) -> Report:
     """Every way at the two points, the misprints, and epsilon as the steps go on."""
-    # A finished full run may lie beside a short one: the one with more steps says more.
-    best: dict[float, Record] = {}
-    for record in sorted(records, key=lambda each: len(each["settings"]["steps"])):
-        best[record["settings"]["sigma"]] = record
-    example, training = best[EXAMPLE["sigma"]], best[TRAINING["sigma"]]
+    example, training = (
+        next(record for record in records if record["settings"]["sigma"] == point["sigma"])
+        for point in (EXAMPLE, TRAINING)
+    )
     lines = [
         f"epsilon (order) at delta = {DELTA:g}, lots of {LOT} of {EXAMPLES:,} examples.",
         "",
@@ -169,7 +168,7 @@ def _findings(example: Record) -> list[Finding]:
 @styled
 def _figure(records: Sequence[Record]) -> Figure:
     """epsilon against steps, by each way, with what the paper prints."""
-    figure, axes = canvas(1, len(records), width=8.4, height=3.4)
+    figure, axes = canvas(1, len(records), width=8.4, height=3.8)
     for axis, record in zip(axes, records, strict=True):
         settings = record["settings"]
         for name, title in WAYS.items():
@@ -180,7 +179,7 @@ def _figure(records: Sequence[Record]) -> Figure:
         axis.set(xlabel="steps", ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", ylim=(0, None), xlim=(0, None))
         axis.set_title(rf"$\sigma_* = {settings['sigma']:g}$")
     axes[0].plot(EXAMPLE["at"], PRINTED_EPSILON, "*", color="black", markersize=11, label="paper", zorder=4)
-    axes[0].legend(loc="upper left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 

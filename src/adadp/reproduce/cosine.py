@@ -130,7 +130,7 @@ def jobs(options: Options) -> list[Job]:
 
 def most_draws(mean: float, spread: float, printed: float) -> int:
     """The most draws with which `printed` is within three standard errors of `mean`."""
-    return math.floor((3 * spread / abs(mean - printed)) ** 2)
+    return math.floor((3 * spread / max(abs(mean - printed), 1e-6)) ** 2)
 
 
 def report(records: Sequence[Record]) -> Report:

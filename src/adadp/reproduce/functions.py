@@ -33,7 +33,7 @@ def jobs(options: Options) -> list[Job]:
     return [
         comparison.job(name, NAMES, SIGMAS, walks=WALKS, seed=seed, shown=None if seed else SHOWN, kept=1)
         for name in chosen
-        for seed in range(1 if options.quick else options.seeds)
+        for seed in range(options.seeds)
     ]
 
 
