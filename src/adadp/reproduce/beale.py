@@ -240,4 +240,4 @@ def _settings(true: Sequence[Record], undecided: Record) -> Figure:
     return figure
 
 
-ITEM = register(Item("toy-beale", "Trajectories on Beale's function", "section III-B, figure 1", jobs, report))
+ITEM = register(Item("toy-beale", "Trajectories on Beale's function", "Fig. 1", jobs, report))
