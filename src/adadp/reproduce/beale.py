@@ -226,7 +226,7 @@ def _settings(true: Sequence[Record], undecided: Record) -> Figure:
         curves.axhline(value, color=RULE_COLOURS[name], linewidth=0.8, linestyle=":")
         curves.annotate(f"paper, {RULE_NAMES[name].split(',')[0]}", (SIGMAS[0], value), xytext=(0, 2),
                         textcoords="offset points", fontsize=7, color=RULE_COLOURS[name])  # fmt: skip
-    curves.legend(loc="lower right")
+    curves.legend(loc="lower right", handlelength=3.5)
     sizes = [len(undecided["settings"][key]) for key in ("starts", "sigmas", "bounds", "rates")]
     first, second = (np.asarray(undecided["survey"][name]).reshape(sizes) for name in PRINTED)
     one, other = np.broadcast_arrays(first[..., :, None], second[..., None, :])
