@@ -69,6 +69,7 @@ def cost(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]
     at = settings["at"]
     fixed = FixedSizeGaussian(sigma, settings["examples"], settings["lot"])
     return {
+        "device": "cpu",
         "ways": found,
         "beyond": _spent("theorem1", PoissonGaussian(sigma, LARGE_RATE), at, delta),
         "misprints": {

@@ -53,7 +53,7 @@ def survey(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, An
         )
         mean = distance(noisy.path, still.path.repeat(1, walks, 1)).view(walks, -1).mean(dim=0)
         found[name] = [float(f"{value:.4g}") for value in mean]
-    return {"survey": found}
+    return {"device": "cpu", "survey": found}
 
 
 def jobs(options: Options) -> list[Job]:

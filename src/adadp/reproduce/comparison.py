@@ -75,7 +75,7 @@ def compare(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, A
             })  # fmt: skip
             if sigma == settings["shown"]:
                 found[name][-1] |= {"paths": _points(path[:, : settings["kept"]]), "twin": _points(quiet)}
-    return {"comparison": found}
+    return {"device": "cpu", "comparison": found}
 
 
 @lru_cache(maxsize=256)

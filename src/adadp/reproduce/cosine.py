@@ -107,6 +107,7 @@ def exact(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any
             readings[name][shape] = round(expected(gradient, sigma, statistic), 6)
     shares = [round(0.02 * index, 2) for index in range(1, 50)]
     return {
+        "device": "cpu",
         "readings": readings,
         "lemma": {shape: round(lemma(noise), 6) for shape, (noise, _) in SHAPES.items()},
         "shares": shares,
@@ -120,7 +121,7 @@ def sample(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, An
     for index, (shape, (noise, _)) in enumerate(SHAPES.items()):
         cosines = drawn(GRADIENT, noise, settings["draws"], 100 * seed + index)
         found[shape] = {"mean": round(float(cosines.mean()), 6), "spread": round(float(cosines.std(ddof=1)), 6)}
-    return {"shapes": found}
+    return {"device": "cpu", "shapes": found}
 
 
 def jobs(options: Options) -> list[Job]:
