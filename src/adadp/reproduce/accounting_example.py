@@ -184,4 +184,4 @@ def _figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-ITEM = register(Item("accounting-example", "The worked example of Theorem 1", "Sec. III-C", jobs, report))
+ITEM = register(Item("accounting-example", "The worked example of Theorem 1", "§ III-C", jobs, report))

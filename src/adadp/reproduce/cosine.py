@@ -241,4 +241,4 @@ def _figure(quadrature: Record) -> Figure:
     return figure
 
 
-ITEM = register(Item("toy-cosine", "Cosine similarity of three noise shapes", "Sec. III-B", jobs, report))
+ITEM = register(Item("toy-cosine", "Cosine similarity of three noise shapes", "§ III-B", jobs, report))

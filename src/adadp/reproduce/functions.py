@@ -122,4 +122,4 @@ def _figure(by_name: dict[str, list[Record]]) -> Figure:
     return figure
 
 
-ITEM = register(Item("toy-functions", "Trajectories on the standard test functions", "Sec. III-B", jobs, report))
+ITEM = register(Item("toy-functions", "Trajectories on the standard test functions", "§ III-B", jobs, report))
