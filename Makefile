@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test test-all lint types bench clean
+.PHONY: demo test test-all lint types bench results results-check clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -24,6 +24,13 @@ types: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	$(BIN)/python benchmarks/step_time.py
+
+# Figures, tables and CLAIMS.md from the records in results/reproduce; the second says what would differ.
+results: $(STAMP)
+	$(BIN)/adadp reproduce --draw --claims CLAIMS.md
+
+results-check: $(STAMP)
+	$(BIN)/adadp reproduce --check --claims CLAIMS.md
 
 # The stamp is newer than what it was made from, so that a changed dependency is installed and nothing else is.
 $(STAMP): pyproject.toml constraints.txt

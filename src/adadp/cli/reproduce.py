@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from adadp.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from adadp.reproduce.item import Item
+
+FULL, QUICK = "results/reproduce", "runs/reproduce-quick"
 
 
 def reproduce(
@@ -26,6 +31,11 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(help="Worker processes. [one for each core]", show_default=False)] = None,
     force: Annotated[bool, typer.Option("--force", help="Run again what is finished.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie.", show_default=False)] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Run nothing: only draw what is in --out again.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Run nothing: draw again and say what differs.")] = False,
+    claims: Annotated[
+        Path | None, typer.Option(help="Where the claims are written. [CLAIMS.md in --out]", show_default=False)
+    ] = None,
 ) -> None:
     """Run the paper's tables and figures again, in its own reading and soundly, and say what holds."""
     from adadp import reproduce as items
@@ -34,6 +44,9 @@ def reproduce(
     from adadp.reproduce.runner import run
 
     known = items.load()
+    folder = out or Path(QUICK if quick else FULL)
+    if draw or check:
+        return _pages(known, folder, claims or folder / "CLAIMS.md", only_check=check)
     if list_:
         width = max(map(len, known))
         for item in known.values():
@@ -47,7 +60,6 @@ def reproduce(
         raise ConfigurationError(f"--seeds must be at least 1, not {count}")
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"--jobs must be at least 1, not {jobs}")
-    folder = out or Path("runs/reproduce-quick" if quick else "results/reproduce")
     started = time.perf_counter()
 
     def tell(done: int, total: int, item: str) -> None:
@@ -66,5 +78,44 @@ def reproduce(
     for name, outcome in summary.outcomes.items():
         typer.echo(f"{name}: {outcome}")
     typer.echo(f"{summary.seconds:.0f} s, results in {folder}")
+    agree = _compare(known, folder) if quick else True
+    if not quick:
+        _pages(known, folder, claims or folder / "CLAIMS.md")
     if not summary.complete:
+        skipped = sum("finished" not in outcome for outcome in summary.outcomes.values())
+        typer.echo(f"{skipped} of {len(summary.outcomes)} items have no results")
+    if not (summary.complete and agree):
         raise typer.Exit(1)
+
+
+def _pages(known: dict[str, Item], folder: Path, claims: Path, *, only_check: bool = False) -> None:
+    """Draw everything from the records, or say what would be drawn differently."""
+    from adadp.reproduce.records import Records
+    from adadp.reproduce.render import check, render
+
+    if only_check:
+        differing = check(known, Records(folder), claims)
+        for line in differing:
+            typer.echo(line)
+        if differing:
+            raise typer.Exit(1)
+        typer.echo(f"{folder} and {claims} are what their records give")
+        return
+    missing = render(known, Records(folder), folder, claims)
+    typer.echo(f"tables and figures in {folder}, claims in {claims}")
+    if missing:
+        typer.echo(f"no records of {', '.join(missing)}")
+
+
+def _compare(known: dict[str, Item], folder: Path) -> bool:
+    """Whether quick runs are the beginning of the full ones that are kept, where there are any."""
+    from adadp.reproduce.agreement import compare
+    from adadp.reproduce.records import Records
+
+    quick, full = Records(folder), Records(Path(FULL))
+    found = [line for item in known.values() for line in compare(quick.of(item), full.of(item))]
+    for line in found:
+        if not line.agrees:
+            typer.echo(str(line))
+    typer.echo(f"{sum(line.agrees for line in found)} of {len(found)} numbers agree with those in {FULL}")
+    return all(line.agrees for line in found)

@@ -14,6 +14,7 @@ from adadp.reproduce.item import Job
 from adadp.reproduce.learning import train
 
 MNIST, CIFAR10 = "mnist", "cifar10"
+NAME = {MNIST: "MNIST", CIFAR10: "CIFAR-10"}
 EXAMPLES = {MNIST: 60_000, CIFAR10: 50_000}
 
 #: The paper's evaluation, all of it. What it does not say is in `docs/findings.md`.

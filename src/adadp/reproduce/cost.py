@@ -12,6 +12,7 @@ from typing import Any
 
 from adadp.reproduce.accounts import account_job
 from adadp.reproduce.contenders import CIFAR10, EXAMPLES, MNIST, PAPER, run_job
+from adadp.reproduce.cost_report import cost_report
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
 from adadp.reproduce.learning import marks, train
 
@@ -75,12 +76,12 @@ def jobs_of(dataset: str, options: Options) -> list[Job]:
     return [*made, account]
 
 
-def _item(dataset: str, title: str, **needs: tuple[str, ...]) -> Item:
+def _item(dataset: str, title: str, **needs: Any) -> Item:
     def jobs(options: Options) -> list[Job]:
         return jobs_of(dataset, options)
 
     def report(records: Sequence[Record]) -> Report:
-        raise NotImplementedError
+        return cost_report(dataset, records)
 
     return Item(f"table1-{dataset}", title, "Table I", jobs, report, **needs)
 

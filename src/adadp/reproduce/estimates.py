@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from adadp.reproduce.contenders import MNIST, run_job
-from adadp.reproduce.item import Item, Job, Options, Record, Report, register
+from adadp.reproduce.estimates_report import estimate_report, sigma_report
+from adadp.reproduce.item import Item, Job, Options, register
 from adadp.reproduce.levels import mnist_steps
 
 READINGS = ("adadp/lot", "adadp/example", "adadp/sound")
@@ -21,9 +20,5 @@ def jobs(options: Options) -> list[Job]:
     ]
 
 
-def _report(records: Sequence[Record]) -> Report:
-    raise NotImplementedError
-
-
-register(Item("fig-estimate", "|g_t| and its estimate sqrt(E')", "Fig. 4c", jobs, _report, datasets=("mnist",)))
-register(Item("fig-sigma", "The distribution of sigma_i", "Fig. 4d", jobs, _report, datasets=("mnist",)))
+register(Item("fig-estimate", "|g_t| and its estimate sqrt(E')", "Fig. 4c", jobs, estimate_report, datasets=("mnist",)))
+register(Item("fig-sigma", "The distribution of sigma_i", "Fig. 4d", jobs, sigma_report, datasets=("mnist",)))

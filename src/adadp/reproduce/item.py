@@ -83,7 +83,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure of the paper. `datasets` are those of `adadp.data` without which it cannot be run."""
+    """A table or figure of the paper. `datasets` are those of `adadp.data` without which it cannot be run.
+
+    `by_device`: what was measured on one machine does not replace what was measured on another.
+    """
 
     name: str
     title: str
@@ -92,6 +95,7 @@ class Item:
     report: Callable[[Sequence[Record]], Report]
     datasets: tuple[str, ...] = ()
     pretrained: tuple[str, ...] = ()
+    by_device: bool = False
 
     @property
     def command(self) -> str:

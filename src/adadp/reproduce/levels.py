@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from adadp.reproduce.accounts import account_job, steps_for
-from adadp.reproduce.contenders import CIFAR10, EXAMPLES, MNIST, PAPER, run_job
+from adadp.reproduce.contenders import CIFAR10, EXAMPLES, MNIST, NAME, PAPER, run_job
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
 from adadp.reproduce.learning import marks
+from adadp.reproduce.levels_report import ablation_report, accuracy_report
 
 DELTA = 1e-5
 #: Level -> (noise multiplier, DP-PCA's, the epsilon at which delta_* is drawn). MNIST: the paper's noise, and as many
@@ -72,9 +73,9 @@ def _accuracy_item(dataset: str, level: str, number: str) -> Item:
         return curves(dataset, level, ACCURACY, options)
 
     def report(records: Sequence[Record]) -> Report:
-        raise NotImplementedError
+        return accuracy_report(dataset, level, records)
 
-    title = f"Accuracy and delta_* on {_NAME[dataset]}, {level} privacy level"
+    title = f"Accuracy and delta_* on {NAME[dataset]}, {level} privacy level"
     return Item(f"fig-{dataset}-{level}", title, number, jobs, report, **_NEEDS[dataset])
 
 
@@ -83,14 +84,13 @@ def _ablation_item(dataset: str, number: str) -> Item:
         return curves(dataset, "high", ABLATION, options)
 
     def report(records: Sequence[Record]) -> Report:
-        raise NotImplementedError
+        return ablation_report(dataset, records)
 
-    title = f"Adaptive rate alone (AdaL) and adaptive noise alone (AdaN) on {_NAME[dataset]}"
+    title = f"Adaptive rate alone (AdaL) and adaptive noise alone (AdaN) on {NAME[dataset]}"
     return Item(f"fig-ablation-{dataset}", title, number, jobs, report, **_NEEDS[dataset])
 
 
-_NAME = {MNIST: "MNIST", CIFAR10: "CIFAR-10"}
-_NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
+_NEEDS: dict[str, dict[str, Any]] = {
     MNIST: {"datasets": ("mnist",)},
     CIFAR10: {"datasets": ("cifar10", "cifar100"), "pretrained": ("paper",)},
 }

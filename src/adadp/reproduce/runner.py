@@ -75,7 +75,8 @@ def run(
         for item in open_items:
             if item.name not in summary.outcomes and all(job.key in known for job in wanted[item.name]):
                 keys = dict.fromkeys(job.key for job in wanted[item.name])
-                records.finish(item, [known[key] for key in keys])
+                beside = [r for r in records.of(item) if r["key"] not in keys] if item.by_device else []
+                records.finish(item, [*beside, *(known[key] for key in keys)])
                 summary.outcomes[item.name] = "finished"
 
     close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from adadp import algorithms, models
 from adadp.engine import PrivacyEngine
 from adadp.probes import PinkNoise, Vectors
 from adadp.reproduce.bench import Bench
-from adadp.reproduce.item import Item, Job, Options, Record, Report, register
+from adadp.reproduce.item import Item, Job, Options, register
+from adadp.reproduce.timing_report import timing_report
 from adadp.sampling import Microbatch
 
 WHO = ("sgd", "dpsgd", "adadp/sound", "adadp/lot", "adadp/example", "agd", "dpopt/sound", "dpopt/published")
@@ -99,8 +100,4 @@ def _jobs(options: Options) -> list[Job]:
     ]
 
 
-def _report(records: Sequence[Record]) -> Report:
-    raise NotImplementedError
-
-
-register(Item("table2", "Time per iteration", "Table II", _jobs, _report))
+register(Item("table2", "Time per iteration", "Table II", _jobs, timing_report, by_device=True))

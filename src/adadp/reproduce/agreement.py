@@ -1,0 +1,76 @@
+"""Whether a quick run is the beginning of the full one: accuracy at the same step, costs at the same step.
+
+Quick and full runs are made on different devices, whose noise differs, so an accuracy agrees if it is within `POINTS`
+points plus three standard deviations (over the full run's seeds) of the full run's mean. Costs have to be equal.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adadp.reproduce.item import Record
+
+POINTS = 3.0
+_APART = ("stop", "snapshots")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One number of a quick run beside the full one's."""
+
+    what: str
+    step: int
+    quick: float
+    full: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        """Within the tolerance."""
+        return abs(self.quick - self.full) <= self.tolerance
+
+    def __str__(self) -> str:
+        said = f"{self.what} at step {self.step}: {self.quick:.6g}, full {self.full:.6g} (± {self.tolerance:.2g})"
+        return f"{said}: {'agrees' if self.agrees else 'DIFFERS'}"
+
+
+def compare(quick: Sequence[Record], full: Sequence[Record]) -> list[Compared]:
+    """Every quick run for which there are full ones with the same settings."""
+    made = []
+    for record in quick:
+        same = [other for other in full if other["work"] == record["work"] and _same(record, other)]
+        if same and record["work"] == "train":
+            made += _accuracies(record, same)
+        elif same and record["work"] == "account":
+            made += _costs(record, same[0])
+    return made
+
+
+def _same(one: Record, other: Record) -> bool:
+    return _said(one["work"], one["settings"]) == _said(other["work"], other["settings"])
+
+
+def _said(work: str, settings: Mapping[str, Any]) -> str:
+    apart = (*_APART, "steps", "pld") if work == "account" else _APART
+    return json.dumps({key: value for key, value in settings.items() if key not in apart}, sort_keys=True)
+
+
+def _accuracies(record: Record, full: Sequence[Record]) -> list[Compared]:
+    who = record["settings"]["who"]
+    made, curves = [], [dict(map(tuple, other["curve"])) for other in full]
+    for step, value in record["curve"]:
+        others = [100 * curve[step] for curve in curves if step in curve]
+        if others:
+            spread = statistics.stdev(others) if len(others) > 1 else 0.0
+            made.append(Compared(who, step, 100 * value, statistics.fmean(others), POINTS + 3 * spread))
+    return made
+
+
+def _costs(record: Record, full: Record) -> list[Compared]:
+    costs = dict(zip(full["claimed"]["steps"], full["claimed"]["epsilon"], strict=True))
+    pairs = zip(record["claimed"]["steps"], record["claimed"]["epsilon"], strict=True)
+    return [Compared("Theorem 1", step, value, costs[step], 1e-6) for step, value in pairs if step in costs]
