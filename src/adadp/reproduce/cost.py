@@ -12,7 +12,6 @@ from typing import Any
 
 from adadp.reproduce.accounts import account_job
 from adadp.reproduce.contenders import CIFAR10, EXAMPLES, MNIST, PAPER, run_job
-from adadp.reproduce.cost_report import cost_report
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
 from adadp.reproduce.learning import marks, train
 
@@ -81,6 +80,8 @@ def _item(dataset: str, title: str, **needs: Any) -> Item:
         return jobs_of(dataset, options)
 
     def report(records: Sequence[Record]) -> Report:
+        from adadp.reproduce.cost_report import cost_report
+
         return cost_report(dataset, records)
 
     return Item(f"table1-{dataset}", title, "Table I", jobs, report, **needs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from adadp.reproduce.contenders import MNIST, run_job
-from adadp.reproduce.estimates_report import estimate_report, sigma_report
-from adadp.reproduce.item import Item, Job, Options, register
+from adadp.reproduce.item import Item, Job, Options, Record, Report, register
 from adadp.reproduce.levels import mnist_steps
 
 READINGS = ("adadp/lot", "adadp/example", "adadp/sound")
@@ -20,5 +21,17 @@ def jobs(options: Options) -> list[Job]:
     ]
 
 
-register(Item("fig-estimate", "|g_t| and its estimate sqrt(E')", "Fig. 4c", jobs, estimate_report, datasets=("mnist",)))
-register(Item("fig-sigma", "The distribution of sigma_i", "Fig. 4d", jobs, sigma_report, datasets=("mnist",)))
+def _estimates(records: Sequence[Record]) -> Report:
+    from adadp.reproduce.estimates_report import estimate_report
+
+    return estimate_report(records)
+
+
+def _sigmas(records: Sequence[Record]) -> Report:
+    from adadp.reproduce.estimates_report import sigma_report
+
+    return sigma_report(records)
+
+
+register(Item("fig-estimate", "|g_t| and its estimate sqrt(E')", "Fig. 4c", jobs, _estimates, datasets=("mnist",)))
+register(Item("fig-sigma", "The distribution of sigma_i", "Fig. 4d", jobs, _sigmas, datasets=("mnist",)))

@@ -94,8 +94,8 @@ def sigma_report(records: Sequence[Record]) -> Report:
         said = f"median {parts[first][2]:.3g} at step {first}, {parts[last][2]:.3g} at {last}"
         falls[reading] = word(parts[last][2] < parts[first][2]), said
     text = paragraph(
-        "The deviation sigma_i of a coordinate's noise, as it is added to the lot's sum. The sound form bounds an",
-        "example at C = 0.1 and adds noise of one deviation in the shape's coordinates; shown is what it comes to in the",
+        "The deviation sigma_i of a coordinate's noise, as it is added to the lot's sum. The sound form bounds",
+        "an example at C = 0.1 and adds noise of one deviation in the shape's coordinates; shown is what it comes to in the",
         "gradient's own.",
     )
     head = ["reading", "step", "5%", "25%", "median", "75%", "95%", "below 10 (%)", "10 to 20 (%)"]
@@ -115,6 +115,7 @@ def _estimate_figure(records: Sequence[Record]) -> Figure:
                 histogram = _summed(_looks(records, reading, step), key)
                 _step_histogram(axis, histogram, colour, f"step {step}")
             axis.set_yticks([])
+            axis.set_ylim(bottom=0)
             axis.grid(visible=False)
         kind = "the lot's average" if reading == "lot" else "examples, root mean square"
         axes[column].set_title(f"{reading}: {kind}")
@@ -138,6 +139,7 @@ def _sigma_figure(records: Sequence[Record]) -> Figure:
         axis.axvspan(10, 20, color=COLOURS["adan"], alpha=0.15, linewidth=0)
         axis.set(title=reading, xlabel=r"$\sigma_i$", xlim=_span(histograms))
         axis.set_yticks([])
+        axis.set_ylim(bottom=0)
         axis.grid(visible=False)
     axes[0].set_ylabel("coordinates")
     axes[0].legend(loc="upper left")
@@ -148,7 +150,6 @@ def _step_histogram(axis: Any, histogram: np.ndarray[Any, Any], colour: str, lab
     axis.fill_between(10**_CENTRES, histogram / histogram.sum(), step="mid", color=colour, alpha=0.25, linewidth=0)
     axis.step(10**_CENTRES, histogram / histogram.sum(), where="mid", color=colour, linewidth=1.2, label=label)
     axis.set_xscale("log")
-    axis.set_ylim(bottom=0)
 
 
 def _span(histograms: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:

@@ -9,7 +9,6 @@ from adadp.reproduce.accounts import account_job, steps_for
 from adadp.reproduce.contenders import CIFAR10, EXAMPLES, MNIST, NAME, PAPER, run_job
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
 from adadp.reproduce.learning import marks
-from adadp.reproduce.levels_report import ablation_report, accuracy_report
 
 DELTA = 1e-5
 #: Level -> (noise multiplier, DP-PCA's, the epsilon at which delta_* is drawn). MNIST: the paper's noise, and as many
@@ -73,6 +72,8 @@ def _accuracy_item(dataset: str, level: str, number: str) -> Item:
         return curves(dataset, level, ACCURACY, options)
 
     def report(records: Sequence[Record]) -> Report:
+        from adadp.reproduce.levels_report import accuracy_report  # drawing is not needed for running
+
         return accuracy_report(dataset, level, records)
 
     title = f"Accuracy and delta_* on {NAME[dataset]}, {level} privacy level"
@@ -84,6 +85,8 @@ def _ablation_item(dataset: str, number: str) -> Item:
         return curves(dataset, "high", ABLATION, options)
 
     def report(records: Sequence[Record]) -> Report:
+        from adadp.reproduce.levels_report import ablation_report
+
         return ablation_report(dataset, records)
 
     title = f"Adaptive rate alone (AdaL) and adaptive noise alone (AdaN) on {NAME[dataset]}"

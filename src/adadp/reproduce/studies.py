@@ -15,7 +15,6 @@ from adadp.reproduce.accounts import account_job, steps_for
 from adadp.reproduce.contenders import EXAMPLES, MNIST, PAPER, run_job
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
 from adadp.reproduce.levels import mnist_steps
-from adadp.reproduce.studies_report import study_report
 
 EPSILON, DELTA = 0.5, 1e-5
 READINGS = ("adadp/lot", "adadp/example", "adadp/sound")
@@ -76,6 +75,8 @@ def _item(study: str, title: str, number: str) -> Item:
         return jobs_of(study, options)
 
     def report(records: Sequence[Record]) -> Report:
+        from adadp.reproduce.studies_report import study_report
+
         return study_report(study, records)
 
     return Item(f"fig-{study}", title, number, jobs, report, datasets=("mnist",))
