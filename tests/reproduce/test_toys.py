@@ -75,7 +75,7 @@ def test_verdicts_on_cosines_follow_the_records(cosines):
     assert [findings[f"cosine-{shape}"] for shape in cosine.SHAPES] == ["holds"] * 3
     assert findings["cosine-order"] == "holds"
     assert findings["lemma-1-example"] == "does not hold"
-    assert "the mean cosine, as the text says | 0.520 | 0.360 | 0.280 | yes | yes" in report.text
+    assert "| the mean cosine, as the text says | 0.520 | 0.360 | 0.280 | yes | yes |" in report.text
 
 
 def test_beale_has_every_form(walks):

@@ -11,7 +11,8 @@ from adadp.accounting.accountants import get_accountant
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.drawing import canvas, styled
-from adadp.reproduce.item import Finding, Item, Job, Options, Record, Report, Word, register
+from adadp.reproduce.item import Finding, Item, Job, Options, Record, Report, register
+from adadp.reproduce.summary import table, word
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,20 +109,17 @@ def report(records: Sequence[Record]) -> Report:
         next(record for record in records if record["settings"]["sigma"] == point["sigma"])
         for point in (EXAMPLE, TRAINING)
     )
-    lines = [
-        f"epsilon (order) at delta = {DELTA:g}, lots of {LOT} of {EXAMPLES:,} examples.",
-        "",
-        f"| accounting | paper | sigma {example['settings']['sigma']:g}, {example['settings']['at']:,} steps | "
-        f"sigma {training['settings']['sigma']:g}, {training['settings']['at']:,} steps |",
-        "| --- | --- | --- | --- |",
+    both = (example, training)
+    points = [f"sigma {r['settings']['sigma']:g}, {r['settings']['at']:,} steps" for r in both]
+    rows = [[title, "", *(_written(at(record, name)) for record in both)] for name, title in WAYS.items()]
+    rows[0][1] = f"{PRINTED_EPSILON} ({PRINTED_ORDER})"
+    rows += [
+        [f"Theorem 1 {title}", "", *(_written(record["misprints"][name]) for record in both)]
+        for name, title in MISPRINTS.items()
     ]
-    for name, title in WAYS.items():
-        printed = f"{PRINTED_EPSILON} ({PRINTED_ORDER})" if name == "theorem1" else ""
-        lines.append(f"| {title} | {printed} | {_written(at(example, name))} | {_written(at(training, name))} |")
-    for name, title in MISPRINTS.items():
-        values = " | ".join(_written(record["misprints"][name]) for record in (example, training))
-        lines.append(f"| Theorem 1 {title} | | {values} |")
-    return Report("\n".join(lines), {"accounting-example": _figure((example, training))}, _findings(example))
+    head = f"epsilon (order) at delta = {DELTA:g}, lots of {LOT} of {EXAMPLES:,} examples."
+    text = f"{head}\n\n{table(['accounting', 'paper', *points], rows)}"
+    return Report(text, {"accounting-example": _figure((example, training))}, _findings(example))
 
 
 def at(record: Record, name: str) -> tuple[float, float | None]:
@@ -136,10 +134,6 @@ def _written(value: Sequence[float | None]) -> str:
     return f"{epsilon:.3f}" + ("" if order is None else f" ({order:g})")
 
 
-def _word(holds: bool) -> Word:
-    return "holds" if holds else "does not hold"
-
-
 def _findings(example: Record) -> list[Finding]:
     """"Sound" here is the tightest true bound for the sampling that the algorithm does."""
     (epsilon, order), (classic_epsilon, classic_order) = at(example, "theorem1"), at(example, "classic")
@@ -147,20 +141,20 @@ def _findings(example: Record) -> list[Finding]:
     lemma, beyond = example["misprints"]["lemma"][0], example["beyond"][0]
     return [
         Finding("example-epsilon", {
-            "as printed": (_word(round(epsilon, 1) == PRINTED_EPSILON),
+            "as printed": (word(round(epsilon, 1) == PRINTED_EPSILON),
                            f"{epsilon:.2f}; {classic_epsilon:.3f} by the Poisson Rényi bound, which is not Theorem 1"),
-            "sound": (_word(tight <= PRINTED_EPSILON), f"{tight:.3f} (PLD)"),
+            "sound": (word(tight <= PRINTED_EPSILON), f"{tight:.3f} (PLD)"),
         }),
         Finding("example-order", {
-            "as printed": (_word(order == PRINTED_ORDER), f"{order:g}; {classic_order:g} for the Poisson Rényi bound"),
+            "as printed": (word(order == PRINTED_ORDER), f"{order:g}; {classic_order:g} for the Poisson Rényi bound"),
         }),
         Finding("no-assumption", {
-            "as printed": (_word(math.isfinite(beyond)),
+            "as printed": (word(math.isfinite(beyond)),
                            f"it bounds sigma {EXAMPLE['sigma']:g} at q = {LARGE_RATE:g} too (epsilon {beyond:,.0f}); "
                            f"at the paper's q it gives {epsilon / tight:.1f} times PLD"),
         }),
         Finding("subsampling-lemma", {
-            "as printed": (_word(f"{lemma:.2f}" == f"{epsilon:.2f}"),
+            "as printed": (word(f"{lemma:.2f}" == f"{epsilon:.2f}"),
                            f"{lemma:.2f}, where Theorem 1, which is to follow from it, gives {epsilon:.2f}"),
         }),
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from adadp.reproduce.bench import Bench
 from adadp.reproduce.contours import RULE_COLOURS, RULE_NAMES, draw_contours, draw_walks
 from adadp.reproduce.drawing import GREY, canvas, styled
 from adadp.reproduce.item import Finding, Item, Job, Options, Record, Report, Word, register
+from adadp.reproduce.summary import table, word
 from adadp.reproduce.surfaces import SURFACES
 from adadp.reproduce.trajectories import RULES, STEPS, distance, walk
 
@@ -87,31 +88,27 @@ def report(records: Sequence[Record]) -> Report:
     misprinted = [record for record in records if record["settings"].get("surface") == "beale-as-printed"]
     undecided = next(record for record in records if "survey" in record)
     walks = sum(record["settings"]["walks"] for record in true)
-    lines = [
+    parts = [
         f"Beale's function, {STEPS} steps from {SURFACES['beale'].start}, C = {comparison.BOUND:g}, {walks} walks, "
         "each algorithm at the learning rate at which it does best. The paper prints a distance of 0.90 for DPSGD and "
         "of 0.21 for AdaDP, and no sigma.",
-        *_table("D(P, Q) to the same algorithm without noise (learning rate)", lambda *at: _cell(true, *at)),
-        *_table("D(P, Q) to the plain algorithm, neither noised nor clipped", lambda *at: _plain(true, *at)),
-        *_table("Value above the minimum after the last step, median (without noise)", lambda *at: _gaps(true, *at)),
-        *_table(
+        _table("D(P, Q) to the same algorithm without noise (learning rate)", lambda *at: _cell(true, *at)),
+        _table("D(P, Q) to the plain algorithm, neither noised nor clipped", lambda *at: _plain(true, *at)),
+        _table("Value above the minimum after the last step, median (without noise)", lambda *at: _gaps(true, *at)),
+        _table(
             "D(P, Q) on the function as printed, last exponent 3, which falls without end; same learning rates",
             lambda *at: comparison.written(comparison.pooled(misprinted, *at)),
         ),
-        "",
         _survey_text(undecided),
     ]
     figures = {"toy-beale": _trajectories(true), "toy-beale-settings": _settings(true, undecided)}
-    return Report("\n".join(lines), figures, _findings(true, undecided))
+    return Report("\n\n".join(parts), figures, _findings(true, undecided))
 
 
-def _table(title: str, cell: Callable[[str, int], str]) -> list[str]:
+def _table(title: str, cell: Callable[[str, int], str]) -> str:
     """A row for each sigma_*, a column for each algorithm."""
-    lines = ["", title + ":", "", "| sigma_* | " + " | ".join(RULE_NAMES[name] for name in NAMES) + " |"]
-    lines.append("| --- |" + " --- |" * len(NAMES))
-    for index, sigma in enumerate(SIGMAS):
-        lines.append(f"| {sigma:g} | " + " | ".join(cell(name, index) for name in NAMES) + " |")
-    return lines
+    rows = [[f"{sigma:g}", *(cell(name, index) for name in NAMES)] for index, sigma in enumerate(SIGMAS)]
+    return f"{title}:\n\n" + table(["sigma_*", *(RULE_NAMES[name] for name in NAMES)], rows)
 
 
 def _plain(records: Sequence[Record], name: str, index: int) -> str:
@@ -151,10 +148,6 @@ def _span(values: Sequence[float]) -> str:
     return f"{min(values):.2g} to {max(values):.2g}"
 
 
-def _word(holds: bool) -> Word:
-    return "holds" if holds else "does not hold"
-
-
 def _findings(true: Sequence[Record], undecided: Record) -> list[Finding]:
     """Numbers that the text leaves open cannot be known; what it says in words is tested at equally tuned rates."""
     found, settings = undecided["survey"], undecided["settings"]
@@ -182,11 +175,7 @@ def _closer(
     pairs = [(a[0], b[0]) for a, b in zip(mine, rival, strict=True) if a is not None and b is not None]
     wins = sum(a < b for a, b in pairs)
     said = ", ".join(f"{a:.2f} against {b:.2f}" for a, b in pairs)
-    return _word(wins == len(mine)), f"{said} of {name} at sigma {', '.join(f'{sigma:g}' for sigma in SIGMAS)}"
-
-
-def _plus_minus(value: tuple[float, float] | None) -> str:
-    return comparison.written(value).replace("+-", "±")
+    return word(wins == len(mine)), f"{said} of {name} at sigma {', '.join(f'{sigma:g}' for sigma in SIGMAS)}"
 
 
 @styled
@@ -202,7 +191,7 @@ def _trajectories(true: Sequence[Record]) -> Figure:
         mean = comparison.pooled(true, name, index)
         draw_contours(axis, ground, (-1.5, 4.5, -1.6, 2.6))
         draw_walks(axis, name, entry, ground)
-        axis.set(title=f"({letter}) {RULE_NAMES[name]}: D = {_plus_minus(mean)}", xlabel="x")
+        axis.set(title=f"({letter}) {RULE_NAMES[name]}: D = {comparison.written(mean)}", xlabel="x")
         axis.legend(loc="lower right")
     axes[0].set_ylabel("y")
     return figure

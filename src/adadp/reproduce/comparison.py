@@ -133,4 +133,4 @@ def written(value: tuple[float, float] | None) -> str:
     if value is None:
         return "runs away"
     digits = 2 if value[1] >= 0.01 else 3
-    return f"{value[0]:.{digits}f} +- {value[1]:.{digits}f}"
+    return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"

@@ -11,7 +11,8 @@ from scipy import integrate, optimize, special
 
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.drawing import COLOURS, GREY, canvas, styled
-from adadp.reproduce.item import Finding, Item, Job, Options, Record, Report, Word, register
+from adadp.reproduce.item import Finding, Item, Job, Options, Record, Report, register
+from adadp.reproduce.summary import table, word
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,41 +143,36 @@ def report(records: Sequence[Record]) -> Report:
     mean = {shape: float(np.mean([each[shape]["mean"] for each in samples])) for shape in SHAPES}
     spread = {shape: float(np.mean([each[shape]["spread"] for each in samples])) for shape in SHAPES}
     error = {shape: spread[shape] / math.sqrt(DRAWS * len(samples)) for shape in SHAPES}
-    lines = [
-        f"Cosine between f = {GRADIENT} and its noised version, sensitivities {SENSITIVITY}, sigma_* = 1.",
-        "",
-        f"| noise (sigma_1, sigma_2) | paper | exact | {len(samples)} x {DRAWS:,} draws | Lemma 1's sum |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for shape, (noise, printed) in SHAPES.items():
-        lines.append(
-            f"| {noise}, {_NAMES[shape]} | {printed} | {truth[shape]:.4f} | {mean[shape]:.4f} +- {error[shape]:.4f} | "
-            f"{quadrature['lemma'][shape]:.4f} |"
-        )
-    noises = " | ".join(str(noise) for noise, _ in SHAPES.values())
-    lines += ["", f"| reading of the text | {noises} | as printed | in the printed order |"]
-    lines += ["| --- | --- | --- | --- | --- | --- |"]
-    agreeing = []
+    first = table(
+        ["noise (sigma_1, sigma_2)", "paper", "exact", f"{len(samples)} x {DRAWS:,} draws", "Lemma 1's sum"],
+        [
+            [f"{noise}, {_NAMES[shape]}", f"{printed}", f"{truth[shape]:.4f}",
+             f"{mean[shape]:.4f} ± {error[shape]:.4f}", f"{quadrature['lemma'][shape]:.4f}"]
+            for shape, (noise, printed) in SHAPES.items()
+        ],
+    )  # fmt: skip
+    rows, agreeing = [], []
     for name, values in quadrature["readings"].items():
         row = [values[shape] for shape in SHAPES]
         agrees, ordered = all(_agrees(values[shape], shape) for shape in SHAPES), row[0] > row[1] > row[2]
         agreeing += [READINGS[name][0]] * agrees
-        cells = " | ".join(f"{value:.3f}" for value in row)
-        lines.append(f"| {READINGS[name][0]} | {cells} | {_yes(agrees)} | {_yes(ordered)} |")
+        rows.append([READINGS[name][0], *(f"{value:.3f}" for value in row), _yes(agrees), _yes(ordered)])
+    noises = [str(noise) for noise, _ in SHAPES.values()]
+    second = table(["reading of the text", *noises, "as printed", "in the printed order"], rows)
     few = [f"{most_draws(truth[shape], spread[shape], printed):,}" for shape, (_, printed) in SHAPES.items()]
     by_share = dict(zip(quadrature["shares"], quadrature["by_share"], strict=True))
     best = max(by_share, key=by_share.__getitem__)
-    lines += [
-        "",
+    said = [
         f"Readings that give the printed numbers: {'; '.join(agreeing) or 'none'}. With {DRAWS:,} draws a mean is "
         f"known to {max(spread.values()) / math.sqrt(DRAWS):.3f}; the printed ones are within three standard errors "
         f"only of means over at most {', '.join(few)} draws.",
-        "",
         f"Of all splits of the same privacy, spending {best:.0%} of it on the larger coordinate keeps the direction "
         f"best ({by_share[best]:.4f}): between noise like the sensitivity (50%: {by_share[0.5]:.4f}) and equal noise "
         f"(80%: {by_share[0.8]:.4f}).",
     ]
-    return Report("\n".join(lines), {"toy-cosine": _figure(quadrature)}, _findings(quadrature, mean, error))
+    head = f"Cosine between f = {GRADIENT} and its noised version, sensitivities {SENSITIVITY}, sigma_* = 1."
+    text = "\n\n".join([head, first, second, *said])
+    return Report(text, {"toy-cosine": _figure(quadrature)}, _findings(quadrature, mean, error))
 
 
 def _agrees(value: float, shape: str) -> bool:
@@ -192,20 +188,16 @@ def _findings(quadrature: Record, mean: Mapping[str, float], error: Mapping[str,
     truth, median = (quadrature["readings"][name] for name in ("mean", "median"))
     findings = []
     for shape in SHAPES:
-        said = f"{truth[shape]:.3f} exactly, {mean[shape]:.3f} +- {error[shape]:.3f} drawn"
-        findings.append(Finding(f"cosine-{shape}", {"as printed": (_word(_agrees(truth[shape], shape)), said)}))
+        said = f"{truth[shape]:.3f} exactly, {mean[shape]:.3f} ± {error[shape]:.3f} drawn"
+        findings.append(Finding(f"cosine-{shape}", {"as printed": (word(_agrees(truth[shape], shape)), said)}))
     ordered = truth["proportional"] > truth["equal"] > truth["inverse"]
     said = " / ".join(f"{truth[shape]:.3f}" for shape in SHAPES) + " on average, medians "
     said += " / ".join(f"{median[shape]:.2f}" for shape in SHAPES)
-    findings.append(Finding("cosine-order", {"as printed": (_word(ordered), said)}))
+    findings.append(Finding("cosine-order", {"as printed": (word(ordered), said)}))
     sums = [quadrature["lemma"][shape] for shape in ("proportional", "equal")]
     said = f"{sums[0]:.4f} and {sums[1]:.4f}, at most 1"
-    findings.append(Finding("lemma-1-example", {"as printed": (_word(max(sums) <= 1), said)}))
+    findings.append(Finding("lemma-1-example", {"as printed": (word(max(sums) <= 1), said)}))
     return findings
-
-
-def _word(holds: bool) -> Word:
-    return "holds" if holds else "does not hold"
 
 
 @styled

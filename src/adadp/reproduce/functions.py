@@ -11,6 +11,7 @@ from adadp.reproduce import comparison
 from adadp.reproduce.contours import RULE_NAMES, draw_contours, draw_walks
 from adadp.reproduce.drawing import canvas, styled
 from adadp.reproduce.item import Finding, Item, Job, Options, Record, Report, Word, register
+from adadp.reproduce.summary import table, word
 from adadp.reproduce.surfaces import SURFACES, Surface
 from adadp.reproduce.trajectories import STEPS
 
@@ -44,19 +45,20 @@ def report(records: Sequence[Record]) -> Report:
         for name in SURFACES
         if (found := [record for record in records if record["settings"]["surface"] == name])
     }
-    lines = [
+    parts = [
         f"D(P, Q) to the same algorithm without noise, {STEPS} steps, C = {comparison.BOUND:g}, each algorithm at the "
         "learning rate at which it does best; in brackets the value above the lowest after the last step (median).",
     ]
     for index, sigma in enumerate(SIGMAS):
-        lines += ["", f"sigma_* = {sigma:g}:", "", "| function | " + " | ".join(RULE_NAMES[name] for name in NAMES)
-                  + " | as printed / DPSGD | released / DPSGD |", "| --- |" + " --- |" * (len(NAMES) + 2)]  # fmt: skip
-        for place, found in by_name.items():
-            cells = " | ".join(_cell(found, name, index) for name in NAMES)
-            ratios = " | ".join(f"{_ratio(found, name, index):.2f}" for name in NAMES[1:])
-            lines.append(f"| {SURFACES[place].title} | {cells} | {ratios} |")
-    lines += ["", f"On Beale's function the paper's own ratio is {PRINTED_RATIO:.2f}."]
-    return Report("\n".join(lines), {"toy-functions": _figure(by_name)}, [_finding(by_name)])
+        rows = [
+            [SURFACES[place].title, *(_cell(found, name, index) for name in NAMES),
+             *(f"{_ratio(found, name, index):.2f}" for name in NAMES[1:])]
+            for place, found in by_name.items()
+        ]  # fmt: skip
+        head = ["function", *(RULE_NAMES[name] for name in NAMES), "as printed / DPSGD", "released / DPSGD"]
+        parts.append(f"sigma_* = {sigma:g}:\n\n{table(head, rows)}")
+    parts.append(f"On Beale's function the paper's own ratio is {PRINTED_RATIO:.2f}.")
+    return Report("\n\n".join(parts), {"toy-functions": _figure(by_name)}, [_finding(by_name)])
 
 
 def _cell(records: Sequence[Record], name: str, index: int) -> str:
@@ -81,7 +83,7 @@ def _finding(by_name: dict[str, list[Record]]) -> Finding:
             holds = holds and closer == len(ratios)
             middle = float(np.median(ratios))
             said.append(f"closer on {closer} of {len(ratios)} at sigma {sigma:g} (median ratio {middle:.1f})")
-        readings[reading] = ("holds" if holds else "does not hold", "; ".join(said))
+        readings[reading] = word(holds), "; ".join(said)
     return Finding("toy-functions", readings)
 
 
