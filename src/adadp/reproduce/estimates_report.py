@@ -95,8 +95,8 @@ def sigma_report(records: Sequence[Record]) -> Report:
         falls[reading] = word(parts[last][2] < parts[first][2]), said
     text = paragraph(
         "The deviation sigma_i of a coordinate's noise, as it is added to the lot's sum. The sound form bounds",
-        "an example at C = 0.1 and adds noise of one deviation in the shape's coordinates; shown is what it comes to in",
-        "the gradient's own.",
+        "an example at C = 0.1 and adds noise of one deviation in the shape's coordinates; shown is what it comes to",
+        "in the gradient's own.",
     )
     head = ["reading", "step", "5%", "25%", "median", "75%", "95%", "below 10 (%)", "10 to 20 (%)"]
     findings = [Finding("sigma-below-10", below), Finding("sigma-10-to-20", many), Finding("sigma-falls", falls)]
