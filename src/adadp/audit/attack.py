@@ -17,7 +17,7 @@ from adadp.audit.bounds import Claim, clopper_pearson_upper, expected
 
 Array = npt.NDArray[np.float64]
 
-_CAUTION = 0.975
+_CAUTIOUS, _CURIOUS = 0.975, 0.6  # confidence in an error rate when an attack is settled on, when canaries are compared
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,33 @@ def choose(
     *,
     trials: int,
     confidence: float,
+    screening: bool = False,
 ) -> Attack:
-    """The attack that promises most for `trials` trials to come. Learns from one half, chooses on the other."""
-    learn, select = slice(0, None, 2), slice(1, None, 2)
+    """The attack that promises most for `trials` trials to come.
+
+    What is learnt is learnt from one half of the transcripts, and judged on the other. When canaries are only being
+    compared (`screening`) on few trials each, no fine threshold is looked for.
+    """
+    caution = _CURIOUS if screening else _CAUTIOUS
     member = np.asarray(inside, dtype=bool)
+    learn, rest, everything = slice(0, None, 2), slice(1, None, 2), slice(None)
+    known: dict[str, Statistic] = {name: _ready(name) for name in transcripts[0].scores}
+    candidates = [(name, statistic, everything) for name, statistic in known.items()]
+    learnt = _learnt(transcripts[learn], member[learn])
+    candidates += [(name, statistic, rest) for name, statistic in learnt.items()]
     best: Attack | None = None
-    for name, statistic in _statistics(transcripts[learn], member[learn]).items():
+    for name, statistic, select in candidates:
         scores = np.array([statistic(transcript) for transcript in transcripts[select]])
         scores = np.nan_to_num(scores, nan=0.0, posinf=1e300, neginf=-1e300)
         out, within = np.sort(scores[~member[select]]), np.sort(scores[member[select]])
         for threshold, together in _thresholds(out, within):
+            if screening and not together:
+                continue
             # At their upper bounds: few trials flatter whatever is chosen on them. Where nothing stands out, the
             # first one stays, and that is the best test there is against a mechanism that keeps its promise.
             rates = (
-                clopper_pearson_upper(int(np.sum(out > threshold)), len(out), _CAUTION),
-                clopper_pearson_upper(int(np.sum(within <= threshold)), len(within), _CAUTION),
+                clopper_pearson_upper(int(np.sum(out > threshold)), len(out), caution),
+                clopper_pearson_upper(int(np.sum(within <= threshold)), len(within), caution),
             )
             errors = expected(rates, trials, confidence, together)
             promise = (max(errors.margin(claim), 0.0), errors.mu())
@@ -82,20 +94,27 @@ def choose(
 def _thresholds(out: Array, within: Array) -> Iterator[tuple[float, bool]]:
     """Thresholds, and whether both kinds of error are alike there.
 
-    They are at 0, where a likelihood ratio turns, and halfway between the two worlds; elsewhere they are bounded apart.
+    They are at 0, where a likelihood ratio turns, and halfway between the two worlds. Where one kind of error is to be
+    rare, or not to happen at all, they are bounded apart. A finer choice would only follow the pilot's accidents.
     """
     yield 0.0, True
-    if len(out) and len(within):
-        yield float(out.mean() + within.mean()) / 2, True
-    scores = np.unique(np.concatenate([out, within]))
-    for threshold in scores[:-1] / 2 + scores[1:] / 2:
-        yield float(threshold), False
+    if not (len(out) and len(within)):
+        return
+    yield float(out.mean() + within.mean()) / 2, True
+    above, below = within[within > out[-1]], out[out < within[0]]
+    yield float(out[-1] if not len(above) else out[-1] / 2 + above[0] / 2), False
+    yield float(within[0] if not len(below) else within[0] / 2 + below[-1] / 2), False
+    yield float(np.quantile(out, 0.95)), False
+    yield float(np.quantile(within, 0.05)), False
 
 
-def _statistics(transcripts: Sequence[Transcript], inside: npt.NDArray[np.bool_]) -> dict[str, Statistic]:
+def _ready(name: str) -> Statistic:
+    return lambda transcript: transcript.scores[name]
+
+
+def _learnt(transcripts: Sequence[Transcript], inside: npt.NDArray[np.bool_]) -> dict[str, Statistic]:
     found: dict[str, Statistic] = {}
     for name in transcripts[0].scores:
-        found[name] = lambda transcript, name=name: transcript.scores[name]  # type: ignore[misc]
         scores = np.array([transcript.scores[name] for transcript in transcripts])
         found[f"fitted {name}"] = _normal_ratio(name, scores[~inside], scores[inside])
     seen = np.array([transcript.seen for transcript in transcripts])
@@ -107,7 +126,7 @@ def _statistics(transcripts: Sequence[Transcript], inside: npt.NDArray[np.bool_]
 def _normal_ratio(name: str, out: Array, within: Array) -> Statistic:
     """LiRA: the log likelihood ratio of normal distributions with the mean and deviation of each world."""
     if min(len(out), len(within)) < 2:
-        return lambda transcript: transcript.scores[name]
+        return _ready(name)
     least = 1e-9 * max(float(np.abs(np.concatenate([out, within])).max()), 1e-300)
     means = out.mean(), within.mean()
     deviations = max(float(out.std(ddof=1)), least), max(float(within.std(ddof=1)), least)

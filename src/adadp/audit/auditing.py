@@ -8,11 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from adadp import algorithms
+from adadp.accounting.composition import Canonical
+from adadp.accounting.guarantee import round_up
+from adadp.accounting.ledger import Ledger
 from adadp.algorithms import Algorithm, Task
-from adadp.audit import claims, many_runs
+from adadp.audit import claims, many_runs, one_run
+from adadp.audit.examples import Examples, ExampleThreat
 from adadp.audit.gradient import GradientThreat
 from adadp.audit.many_runs import Threat
-from adadp.audit.result import Audit
+from adadp.audit.preprocessing import PreprocessingThreat
+from adadp.audit.result import SYNTHETIC_NOTE, Audit
 from adadp.audit.target import Clipped, Setting, Target, calibrated, claimed_epsilon
 from adadp.clipping import Clipping
 from adadp.errors import ConfigurationError
@@ -51,41 +56,86 @@ def _settled(target: Target, epsilon: float | None) -> Target:
     return replace(target, setting=replace(target.setting, noise_multiplier=calibrated(target, epsilon)))
 
 
-def promise_of(target: Target) -> claims.Promise:
-    """What the engine itself says of a run of this target, asked of a run on synthetic data."""
-    delta = target.setting.delta
-    started = GradientThreat(target).finished()
-    guarantee = started.guarantee(delta)
-    if guarantee.epsilon is None:
-        return claims.of_text(claimed_epsilon(target), delta, guarantee.reasons)
-    return claims.of_guarantee(started.composition(), guarantee.epsilon, delta, target.neighbours)
-
-
 def audit(
     target: Target,
     *,
     threat: str | Threat = "gradient",
+    others: Examples | None = None,
+    trials: int = TRIALS,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    ledger: Ledger | None = None,
+    report: Callable[[int], None] | None = None,
+) -> Audit:
+    """Attack `target` and compare what leaks with what is guaranteed, or claimed where nothing is.
+
+    `threat` is one of `THREATS` or an object of one's own. `others` are everyone else's examples, synthetic unless
+    given; where they are, all trials are charged to `ledger`, the one of their dataset, before the first. `seed` makes
+    an audit repeatable. `report` is called with the number of trials done.
+    """
+    promise, composition = promise_of(target)
+    attacked = _threat(threat, target, others) if isinstance(threat, str) else threat
+    many_runs.check_trials(trials, len(attacked.canaries), promise.claim, confidence)
+    privacy = SYNTHETIC_NOTE if others is None else _charge(ledger, composition, trials, target)
+    begun = time.perf_counter()
+    finding = many_runs.run(attacked, promise.claim, trials=trials, confidence=confidence, seed=seed, report=report)
+    seconds = time.perf_counter() - begun
+    name = threat if isinstance(threat, str) else type(threat).__name__
+    return Audit(str(target.algorithm()), name, promise, finding, trials, seconds, target.describe(), privacy)
+
+
+def audit_preprocessing(
+    threat: PreprocessingThreat,
+    delta: float,
+    *,
     trials: int = TRIALS,
     confidence: float = 0.95,
     seed: int | None = None,
     report: Callable[[int], None] | None = None,
 ) -> Audit:
-    """Attack `target` and compare what leaks with what is guaranteed, or claimed where nothing is.
-
-    `seed` makes an audit repeatable. `report` is called with the number of trials done.
-    """
-    promise = promise_of(target)
-    attacked = _threat(threat, target) if isinstance(threat, str) else threat
+    """Attack what is fitted before training."""
+    promise = threat.promise(delta)
     begun = time.perf_counter()
-    finding = many_runs.run(
-        attacked, promise.claim, trials=trials, confidence=confidence, seed=seed, report=report
-    )
+    finding = many_runs.run(threat, promise.claim, trials=trials, confidence=confidence, seed=seed, report=report)
     seconds = time.perf_counter() - begun
-    name = threat if isinstance(threat, str) else type(threat).__name__
-    return Audit(str(target.algorithm()), name, promise, finding, trials, seconds, target.describe())
+    setting = {"noise_multiplier": threat.noise_multiplier, "delta": delta, "isometric": threat.isometric}
+    return Audit(threat.estimator, "every release", promise, finding, trials, seconds, setting)
 
 
-def _threat(name: str, target: Target) -> Threat:
+def audit_one_run(target: Target, *, confidence: float = 0.95, seed: int | None = None) -> one_run.OneRunAudit:
+    """One run of `target` in which every example is a canary."""
+    return one_run.run(target, promise_of(target)[0], confidence=confidence, seed=seed)
+
+
+def promise_of(target: Target) -> tuple[claims.Promise, Canonical]:
+    """What the engine itself says of a run of this target, and what it charged: asked of a run on synthetic data."""
+    delta = target.setting.delta
+    started = GradientThreat(target).finished()
+    guarantee, composition = started.engine.guarantee(delta), started.ledger.composition()
+    if guarantee.epsilon is None:
+        return claims.of_text(claimed_epsilon(target), delta, guarantee.reasons), composition
+    return claims.of_guarantee(composition, guarantee.epsilon, delta, target.neighbours), composition
+
+
+def _threat(name: str, target: Target, others: Examples | None) -> Threat:
     if name == "gradient":
-        return GradientThreat(target)
+        return GradientThreat(target) if others is None else GradientThreat.among(target, others)
+    if name in ("white-box", "black-box"):
+        known = Examples.synthetic(target.setting.examples - 1) if others is None else others
+        return ExampleThreat(target, name == "white-box", known)
     raise ConfigurationError(f"threat must be one of {', '.join(THREATS)}, not {name!r}")
+
+
+def _charge(ledger: Ledger | None, composition: Canonical, trials: int, target: Target) -> str:
+    """Charge every trial before the first of them, and say what that comes to."""
+    ledger = ledger or Ledger(None, dataset="audited", neighbours=None)
+    plan = {"audit": str(target.algorithm()), "trials": trials, "neighbours": str(target.neighbours)}
+    with ledger.start(plan) as charged:
+        for event, count in composition:
+            charged.charge(event, count * trials)
+    spent = ledger.guarantee(target.setting.delta)
+    cost = "no finite epsilon" if spent.epsilon is None else f"epsilon {round_up(spent.epsilon)}"
+    return (
+        f"every trial was trained on {ledger.dataset}, and all {trials:,} were charged to its ledger: with all that it "
+        f"holds that comes to {cost} at delta {round_up(spent.delta)}. This output depends on that data"
+    )

@@ -12,10 +12,9 @@ the true epsilon with at most that chance, provided that trials are independent 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 from scipy.stats import beta as beta_distribution
 
 from adadp.accounting import gaussian
@@ -140,18 +139,3 @@ def expected(rates: tuple[float, float], trials: int, confidence: float, togethe
     half = max(1, trials // 2)
     counts = Counts(round(rates[0] * half), half, round(rates[1] * half), half)
     return Errors(counts, confidence, together)
-
-
-def normal_error(mu: float) -> float:
-    """The least (alpha + beta) / 2 of telling N(0, 1) from N(mu, 1)."""
-    return float(ndtr(-mu / 2))
-
-
-def pairs_of(epsilon: float, delta: float) -> Claim:
-    """The claim of one (epsilon, delta)."""
-    return Claim((epsilon,), (delta,))
-
-
-def profile(epsilons: Sequence[float], deltas: Sequence[float]) -> Claim:
-    """The claim of a privacy profile."""
-    return Claim(tuple(epsilons), tuple(deltas))

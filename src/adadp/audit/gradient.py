@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from adadp.accounting.events import Neighbours
 from adadp.algorithms.agd import LineSearch
 from adadp.audit.attack import Transcript
 from adadp.audit.canaries import CANARIES, LENGTH, OTHERS, Layers, Sizes
+from adadp.audit.examples import Examples
 from adadp.audit.observer import PER_STEP, Observer
 from adadp.audit.target import Started, Target
 from adadp.clipping import Release
 from adadp.errors import ConfigurationError
 from adadp.optimizer import BudgetWarning
 
-DEFAULT_SIZES: Sizes = ((4, 2), (4, 2))
+DEFAULT_SIZES: Sizes = ((8, 4), (8, 4))
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,14 @@ class GradientThreat:
     target: Target
     sizes: Sizes = DEFAULT_SIZES
     names: tuple[str, ...] = tuple(CANARIES)
+    others: Examples | None = None
+
+    @classmethod
+    def among(cls, target: Target, others: Examples) -> GradientThreat:
+        """With real examples for all others, a linear model on them, and canaries that fit one layer."""
+        features = math.prod(others.inputs.shape[1:])
+        fitting = tuple(name for name, canary in CANARIES.items() if not canary.opposed and canary.place == "first")
+        return cls(target, ((features, others.classes),), fitting, others)
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -51,7 +61,7 @@ class GradientThreat:
         replaced = target.neighbours is Neighbours.REPLACE_ONE
         roles = torch.zeros(setting.examples)
         roles[0] = 1.0 if inside or not replaced else -1.0
-        started = target.started(Layers(self.sizes), TensorDataset(roles), self._probes, seed)
+        started = target.started(Layers(self.sizes), self._examples(roles), self._probes, seed)
         if not (inside or replaced):
             started.leave_out(torch.tensor([0]))
         observer = Observer(started, world, setting.rate, setting.examples - 1)
@@ -59,9 +69,9 @@ class GradientThreat:
         whole = self.target.options.get("loss_reduction") == "sum"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)  # a privacy filter may end a run: that is no surprise
-            for lot, (role,) in started.lots(setting.attacked):
+            for lot, (role, *data) in started.lots(setting.attacked):
                 observer.lot = lot
-                _step(started, world, role, lot, whole)
+                _step(started, world, role, data, lot, whole)
         started.engine.detach(started.model)
         return self._transcript(observer)
 
@@ -69,11 +79,12 @@ class GradientThreat:
         """A run of all the steps that are claimed for, not attacked: to ask the engine what it charged."""
         setting = self.target.setting
         world = _World(self.names[0], self.sizes, setting.steps)
-        started = self.target.started(Layers(self.sizes), TensorDataset(torch.zeros(setting.examples)), self._probes, 0)
+        silent = TensorDataset(torch.zeros(setting.examples))
+        started = self.target.started(Layers(self.sizes), silent, self._probes, 0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)
             for lot, (role,) in started.lots(setting.steps):
-                _step(started, world, role, lot, False)
+                _step(started, world, role, [], lot, False)
         return started
 
     def _transcript(self, observer: Observer) -> Transcript:
@@ -88,16 +99,34 @@ class GradientThreat:
         }
         return Transcript(scores, tuple(table[:, :PER_STEP].flatten().tolist()))
 
+    def _examples(self, roles: Tensor) -> TensorDataset:
+        if self.others is None:
+            return TensorDataset(roles)
+        if len(self.others.inputs) != len(roles) - 1:
+            raise ConfigurationError(
+                f"there are {len(self.others.inputs)} other examples where the setting says {len(roles) - 1}"
+            )
+        rows, labels = self.others.inputs.flatten(1), self.others.labels
+        return TensorDataset(roles, torch.cat([rows[:1], rows]), torch.cat([labels[:1], labels]))
+
     def _probes(self, count: int, generator: torch.Generator) -> Tensor:
         return torch.randn(count, sum(columns for columns, _ in self.sizes), generator=generator)
 
 
-def _step(started: Started, world: _World, role: Tensor, lot: int, whole: bool) -> None:
+def _step(started: Started, world: _World, role: Tensor, data: list[Tensor], lot: int, whole: bool) -> None:
     inputs, factors = world.inputs(role, lot)
+    if data:
+        inputs = torch.where((role == 0)[:, None], data[0], inputs)
 
     def losses() -> Tensor:
         outputs: Tensor = started.model(inputs)
-        return (outputs * factors).sum(1)
+        linear = (outputs * factors).sum(1)
+        if not data:
+            return linear
+        # A canary's outputs are set to 0 there: the gradient of what is not chosen is 0 times it, NaN if it overflows.
+        ordinary = torch.where((role == 0)[:, None], outputs, 0.0)
+        own = nn.functional.cross_entropy(ordinary, data[1], reduction="none")
+        return torch.where(role == 0, own, linear)
 
     started.optimizer.zero_grad()
     loss = losses().sum() if whole else losses().mean()

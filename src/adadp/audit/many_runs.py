@@ -68,16 +68,18 @@ def run(
     series = _Series(threat, seed, report)
     pilot = int(PILOT * trials)
     counted = trials - pilot
-    each = max(_LEAST_PILOT, pilot // (2 * len(threat.canaries)))
+    each = max(_LEAST_PILOT, 2 * pilot // (3 * len(threat.canaries)))
     first = {name: series.of(name, each) for name in threat.canaries}
 
-    def chosen(name: str, known: list[tuple[bool, Transcript]]) -> Attack:
+    def chosen(name: str, known: list[tuple[bool, Transcript]], screening: bool) -> Attack:
         members, transcripts = zip(*known, strict=True)
-        return choose(name, transcripts, members, claim, trials=counted, confidence=confidence)
+        return choose(
+            name, transcripts, members, claim, trials=counted, confidence=confidence, screening=screening
+        )
 
-    best = max((chosen(name, known) for name, known in first.items()), key=lambda attack: attack.promise).canary
-    rest = pilot - each * len(threat.canaries)
-    attack = chosen(best, first[best] + series.of(best, rest))
+    tried = [chosen(name, known, True) for name, known in first.items()]
+    best = max(tried, key=lambda attack: attack.promise).canary
+    attack = chosen(best, first[best] + series.of(best, pilot - series.done), False)
     out: list[float] = []
     inside: list[float] = []
     for member, transcript in series.of(best, trials - series.done):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adadp.algorithms.search import SearchStep
 from adadp.audit.target import Started
-from adadp.clipping import Clipping, Release
+from adadp.clipping import Release
 from adadp.gradients import Gradients
 from adadp.gradients.per_example import Dense
 from adadp.sources import Raw
@@ -38,6 +38,7 @@ class Observer:
 
     def __init__(self, started: Started, gradient: Gradient, rate: float, others: int) -> None:
         self.lot = 0
+        self._size = started.loader.batch_size  # the expected lot: a public number
         self.rows: list[list[float]] = []
         self._gradient, self._rate, self._others = gradient, rate, others
         self._step = step = started.optimizer._step
@@ -91,10 +92,9 @@ class Observer:
 
     def _note(self, released: Release) -> None:
         """The release as the optimizer gets it, a mean over the lot."""
-        lot = self._step.expected_lot
-        stepped = lot * self._apply(released) - self._offset
+        stepped = self._size * self._apply(released) - self._offset
         squares = sum(float(value.double().square().sum()) for value in released.values())
-        energy = math.log(squares * lot**2 + 1e-300)
+        energy = math.log(squares * self._size**2 + 1e-300)
         self._exponents = [self._exponent(self._projection), self._exponent(stepped)]
         self.rows.append([self._projection, stepped, energy, 0.0, *self._likelihoods()])
 
@@ -130,7 +130,7 @@ class Observer:
             # The level went up within: the draw's own deviation is that of the level before.
             information = growth * step._information() / (1 + growth)
             ratio = math.sqrt(information) * step.noise_multiplier  # this draw's precision over the first one's
-            projection = ratio * (step.expected_lot * self._apply(drawn) - self._offset)
+            projection = ratio * (self._size * self._apply(drawn) - self._offset)
             held["gradient"] = averaged
             self._add(projection, self._length * ratio)
             return averaged
@@ -155,11 +155,6 @@ class Observer:
         row[3] += projection
         self._exponents = [e + length * projection - length**2 / 2 for e in self._exponents]
         row[PER_STEP:] = self._likelihoods()
-
-
-def knows_nothing_of(clipping: Clipping) -> bool:
-    """Whether the auditor is kept from the clipping's state, because it was made of raw gradients."""
-    return any(isinstance(part, Raw) for part in clipping.objects())
 
 
 def _inverse(stddev: float | Tensor, like: Tensor) -> Tensor:

@@ -12,9 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.calibration import calibrate_noise
-from adadp.accounting.composition import Canonical
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian
-from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.algorithms import Algorithm, Task
 from adadp.algorithms.dpsgd import DPSGD
@@ -141,14 +139,6 @@ class Started:
                 lot += self.loader.current.last
                 if lot == count or self.loader.stopped:
                     return
-
-    def guarantee(self, delta: float) -> Guarantee:
-        """What the engine says of what has run."""
-        return self.engine.guarantee(delta)
-
-    def composition(self) -> Canonical:
-        """What the engine charged."""
-        return self.ledger.composition()
 
 
 class Without(Sampling):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,8 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adadp.cli.output import print_list, print_table
+from adadp.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from adadp.accounting.ledger import Ledger
+    from adadp.audit.examples import Examples
+    from adadp.audit.one_run import OneRunAudit
     from adadp.audit.result import Audit
 
 
@@ -20,72 +26,133 @@ def _option(help: str, *names: str) -> Any:
 
 
 def audit(
-    algorithm: Annotated[str, _option("adadp, dpsgd, adal, adan, agd, dpopt. [adadp]")] = "adadp",
+    algorithm: Annotated[str, _option("adadp, dpsgd, adal, adan, agd, dpopt; or dp-pca, dp-scaler. [adadp]")] = "adadp",
     reading: Annotated[
         str | None, _option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
     ] = None,
-    threat: Annotated[str, _option("gradient, white-box, black-box: what the auditor may do and see. [gradient]")] =
-    "gradient",
+    dataset: Annotated[
+        str | None, _option("All others are real examples: digits, mnist, ... Every trial is charged. [synthetic]")
+    ] = None,
+    data_dir: Annotated[str | None, _option("Where data sets lie.")] = None,
+    threat: Annotated[
+        str, _option("gradient, white-box, black-box: what the auditor may do and see. [gradient]")
+    ] = "gradient",
     epsilon: Annotated[float | None, _option("Calibrate the noise to this budget. [2.0]")] = None,
     delta: Annotated[float, _option("The delta of the guarantee. [1e-5]")] = 1e-5,
     noise_multiplier: Annotated[float | None, _option("Or give the noise over the bound (sigma).")] = None,
-    examples: Annotated[int, _option("Examples in a trial, the canary included. [16]")] = 16,
-    lot: Annotated[int | None, _option("Expected examples in a step. [all]")] = None,
+    examples: Annotated[int | None, _option("Examples in a trial, the canary included. [16]")] = None,
+    lot: Annotated[int | None, _option("Expected examples in a step. [all; of a data set about 4 sqrt(N)]")] = None,
     steps: Annotated[int, _option("Steps of a run. [8]")] = 8,
-    watched: Annotated[int | None, _option("Attack only the first of them. [all]")] = None,
+    watched: Annotated[int | None, _option("Run and attack only the first of them. [all]")] = None,
+    layers: Annotated[
+        str | None, _option("Sizes of the attacked layers, columns x rows, such as 60x1000,1000x10. [8x4,8x4]")
+    ] = None,
+    one_run: Annotated[bool, _option("One run in which all examples are canaries.", "--one-run")] = False,
     trials: Annotated[int, _option("Runs with and without the canary. [1000]")] = 1000,
     confidence: Annotated[float, _option("Of the bound and the verdict. [0.95]")] = 0.95,
     seed: Annotated[int | None, _option("Repeatable trials. [none]")] = None,
+    ledger: Annotated[str | None, _option("The data set's ledger, which all trials are charged to.")] = None,
+    report: Annotated[Path | None, _option("Write numbers, a plot and a page into this folder.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
-    """Attack an algorithm and compare what leaks with what is guaranteed."""
+    """Attack an algorithm, and compare what leaks with what is guaranteed."""
     from adadp import audit as auditing
 
+    if epsilon is not None and noise_multiplier is not None:
+        raise ConfigurationError("give either --epsilon, to which the noise is calibrated, or --noise-multiplier")
+    if threat not in auditing.THREATS:
+        raise ConfigurationError(f"--threat must be one of {', '.join(auditing.THREATS)}, not {threat!r}")
+    if ledger is not None and dataset is None:
+        raise ConfigurationError("--ledger goes with --dataset: synthetic examples cost nobody anything")
+    wanted = (2.0 if epsilon is None else epsilon) if noise_multiplier is None else None
+    if algorithm in auditing.ESTIMATORS:
+        if dataset is not None or reading is not None or one_run:
+            raise ConfigurationError(f"{algorithm} is attacked as it is: no --dataset, --reading or --one-run")
+        estimator = (
+            auditing.PreprocessingThreat(algorithm, noise_multiplier or 1.0) if wanted is None
+            else auditing.PreprocessingThreat.for_epsilon(algorithm, wanted, delta)
+        )  # fmt: skip
+        found = _with_bar(trials, lambda show: auditing.audit_preprocessing(
+            estimator, delta, trials=trials, confidence=confidence, seed=seed, report=show))  # fmt: skip
+        _give(found, report, json_output)
+        return
+    others, charged = (None, None) if dataset is None else _real(dataset, data_dir, examples, ledger)
+    count = (examples or (200 if one_run else 16)) if others is None else len(others.inputs) + 1
     setting = auditing.Setting(
-        examples=examples, lot=examples if lot is None else lot, steps=steps, delta=delta, watched=watched,
+        examples=count, lot=_lot(lot, count, others), steps=steps, delta=delta, watched=watched,
         noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
     )  # fmt: skip
-    wanted = (2.0 if epsilon is None else epsilon) if noise_multiplier is None else None
     target = auditing.for_algorithm(algorithm, reading=reading, epsilon=wanted, setting=setting)
-    with _bar() as bar:
-        task = bar.add_task("attacking", total=trials)
-
-        def report(done: int) -> None:
-            bar.update(task, completed=done)
-
-        found = auditing.audit(
-            target, threat=threat, trials=trials, confidence=confidence, seed=seed, report=report
-        )
-    if json_output:
-        typer.echo(json.dumps(found.to_dict()))
+    if one_run:
+        if others is not None or threat != "gradient" or report is not None:
+            raise ConfigurationError("--one-run has gradient canaries only: no --dataset, --threat or --report")
+        _give_one(auditing.audit_one_run(target, confidence=confidence, seed=seed), json_output)
         return
-    _print(found)
+    attacked: Any = threat
+    if layers is not None:
+        if threat != "gradient" or others is not None:
+            raise ConfigurationError("--layers goes with --threat gradient and synthetic examples")
+        attacked = auditing.GradientThreat(target, _sizes(layers))
+    found = _with_bar(trials, lambda show: auditing.audit(
+        target, threat=attacked, others=others, trials=trials, confidence=confidence, seed=seed, ledger=charged,
+        report=show))  # fmt: skip
+    _give(found, report, json_output)
 
 
-def _bar() -> Progress:
+def _sizes(text: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple((int(columns), int(rows)) for columns, rows in (part.split("x") for part in text.split(",")))
+    except ValueError:
+        raise ConfigurationError(f"--layers must look like 60x1000,1000x10, not {text!r}") from None
+
+
+def _lot(lot: int | None, count: int, others: Examples | None) -> int:
+    from adadp.algorithms.defaults import default_lot
+
+    if lot is not None:
+        return lot
+    return count if others is None else default_lot(count)
+
+
+def _real(dataset: str, data_dir: str | None, examples: int | None, path: str | None) -> tuple[Examples, Ledger]:
+    """Real examples for all others, and the ledger of their data set."""
+    from adadp import data
+    from adadp.accounting.ledger import Ledger
+    from adadp.audit.examples import Examples
+
+    if dataset not in data.NAMES:
+        raise ConfigurationError(f"an audit's --dataset is one of {', '.join(data.NAMES)}, not {dataset!r}")
+    found = data.load(dataset, data_dir=data_dir)
+    count = len(found) if examples is None else examples - 1
+    if not 1 <= count <= len(found):
+        raise ConfigurationError(f"--examples must be in 2..{len(found) + 1} for {dataset}, not {examples}")
+    inputs, labels = found.inputs()[:count], found.labels[:count]
+    return Examples(inputs, labels, len(found.classes)), Ledger(path, dataset=dataset)
+
+
+def _with_bar(trials: int, run: Callable[[Callable[[int], None]], Audit]) -> Audit:
     """On stderr, so that results can be piped; nothing where stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("attacking"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("attacking", total=trials)
+        return run(lambda done: bar.update(task, completed=done))
 
 
-def _print(found: Audit) -> None:
-    from adadp.accounting.guarantee import round_up
+def _give(found: Audit, folder: Path | None, json_output: bool) -> None:
+    if folder is not None:
+        from adadp.audit import report
 
-    promise, values = found.promise, found.to_dict()
+        report.write(folder, found)
+    if json_output:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    values = found.to_dict()
     counted = values["counted"]
-    guaranteed = "none" if promise.guaranteed is None else round_up(promise.guaranteed)
-    rows = [
-        ("verdict", f"{found.verdict} at confidence {values['confidence']:g}"),
-        ("epsilon, at least", f"{found.epsilon_lower:.4g} ({found.bound})"),
-        ("epsilon guaranteed", guaranteed),
-    ]
-    if promise.guaranteed is None and promise.claimed is not None:
-        rows.append(("epsilon claimed", round_up(promise.claimed)))
+    rows = _first_rows(found)
     if values["epsilon_estimate"] is not None:
         rows.append(("estimate", f"{values['epsilon_estimate']:.4g} if releases were plain Gaussian (not a bound)"))
     rows += [
-        ("delta", round_up(promise.delta)),
         ("attack", f"{found.threat}: canary {values['canary']!r}, statistic {values['statistic']!r}"),
         (
             "errors",
@@ -96,5 +163,32 @@ def _print(found: Audit) -> None:
         ("time", f"{found.seconds:.1f} s"),
     ]
     print_table(f"Audit of {found.target}", rows)
-    print_list("Why there is no guarantee", promise.why)
+    print_list("Why there is no guarantee", found.promise.why)
     print_list("Privacy of this output", [found.privacy])
+    if folder is not None:
+        typer.echo(f"\nThe report is in {folder}.")
+
+
+def _give_one(found: OneRunAudit, json_output: bool) -> None:
+    if json_output:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    rows = _first_rows(found)
+    rows.append(("guesses", f"{found.correct} of {found.guesses} right, {found.canaries} canaries in one run"))
+    print_table(f"Audit of {found.target} in one run", rows)
+    print_list("Why there is no guarantee", found.promise.why)
+    print_list("Privacy of this output", [found.to_dict()["privacy"]])
+
+
+def _first_rows(found: Audit | OneRunAudit) -> list[tuple[str, str]]:
+    from adadp.accounting.guarantee import round_up
+
+    promise, values = found.promise, found.to_dict()
+    rows = [
+        ("verdict", f"{found.verdict} at confidence {values['confidence']:g}"),
+        ("epsilon, at least", f"{found.epsilon_lower:.4g} ({values['bound']})"),
+        ("epsilon guaranteed", "none" if promise.guaranteed is None else round_up(promise.guaranteed)),
+    ]
+    if promise.guaranteed is None and promise.claimed is not None:
+        rows.append(("epsilon claimed", round_up(promise.claimed)))
+    return [*rows, ("delta", round_up(promise.delta))]
