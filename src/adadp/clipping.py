@@ -71,10 +71,8 @@ class Clipping(ABC):
         return torch.zeros(parameter.shape, dtype=accumulation_dtype(parameter.dtype), device=parameter.device)
 
     def _sums(self, gradients: Gradients, weights: Tensor) -> Release:
-        return {
-            name: gradients.weighted_sum(name, weights) if name in gradients else self._zeros(name)
-            for name in self.parameters
-        }
+        sums = gradients.only(self.parameters).weighted_sums(weights)
+        return {name: sums[name] if name in sums else self._zeros(name) for name in self.parameters}
 
     def _exact(self) -> bool:
         return all(parameter.dtype == torch.float64 for parameter in self.parameters.values())
@@ -114,7 +112,7 @@ class Flat(Clipping):
         # A factor below the smallest normal number would be rounded to a third more of itself: too large a gradient is
         # treated like one that is not finite.
         sure = lengths.isfinite() & (factors * min(gradients.scale, 1.0) >= self._least_factor())
-        return torch.where(sure & gradients.keep, factors, torch.zeros_like(factors))
+        return torch.where(sure & gradients.keep, factors, 0.0)
 
     def _factor(self, lengths: Tensor) -> Tensor:
         return (self._shrunk(self.max_grad_norm) / lengths).clamp(max=1.0)

@@ -11,11 +11,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from adadp.errors import ConfigurationError
+from adadp.gradients.arithmetic import norms, unit_roundoff
 from adadp.gradients.per_example import PerExample
 
 Statistics = dict[str, Tensor]
@@ -23,6 +25,9 @@ Statistics = dict[str, Tensor]
 
 class Factor(ABC):
     """A symmetric matrix F, applied to the last dimension of a tensor."""
+
+    #: Whether `norms` is much cheaper than `apply`.
+    low_rank: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, tensor: Tensor) -> Tensor:
@@ -32,6 +37,28 @@ class Factor(ABC):
     def matrix(self, size: int, like: Tensor) -> Tensor:
         """F itself."""
 
+    @abstractmethod
+    def norms(self, tensor: Tensor, lengths: Tensor) -> Tensor:
+        """Upper bounds on the L2 norms of the exact `tensor @ F` for each of n examples, [n], float64.
+
+        `lengths` [n] are upper bounds on the norms of `tensor` [n, ..., d] itself.
+        """
+
+
+def _last_bit(tensor: Tensor) -> float:
+    """The relative error of one operation on values of `tensor`'s dtype."""
+    return 2.0**-53 if tensor.dtype == torch.float64 else 2.0**-24
+
+
+def _rounding(tensor: Tensor) -> float:
+    """Bounds |fl(x . y) - x . y| / (|x| |y|) for products along the last dimension of `tensor`, in any order."""
+    return 2 * unit_roundoff(tensor) + tensor.shape[-1] * _last_bit(tensor)
+
+
+def _measurable(tensor: Tensor, lengths: Tensor) -> Tensor:
+    """Lengths with room for what products of values close to the smallest number lose."""
+    return lengths + tensor.shape[-1] * 2.0**-126
+
 
 class _Identity(Factor):
     def apply(self, tensor: Tensor) -> Tensor:
@@ -39,6 +66,9 @@ class _Identity(Factor):
 
     def matrix(self, size: int, like: Tensor) -> Tensor:
         return torch.eye(size, dtype=like.dtype, device=like.device)
+
+    def norms(self, tensor: Tensor, lengths: Tensor) -> Tensor:
+        return lengths
 
 
 @dataclass(frozen=True)
@@ -51,10 +81,14 @@ class _Diagonal(Factor):
     def matrix(self, size: int, like: Tensor) -> Tensor:
         return torch.diag(self.values.to(like.dtype))
 
+    def norms(self, tensor: Tensor, lengths: Tensor) -> Tensor:
+        return _measurable(tensor, norms(self.apply(tensor))) * (1 + 2 * _last_bit(tensor))
+
 
 @dataclass(frozen=True)
 class _Full(Factor):
     values: Tensor
+    reach: Tensor  # its Frobenius norm, float64
 
     def apply(self, tensor: Tensor) -> Tensor:
         return tensor @ self.values.to(tensor.dtype)
@@ -62,14 +96,20 @@ class _Full(Factor):
     def matrix(self, size: int, like: Tensor) -> Tensor:
         return self.values.to(like.dtype)
 
+    def norms(self, tensor: Tensor, lengths: Tensor) -> Tensor:
+        return norms(self.apply(tensor)) + _rounding(tensor) * self.reach * _measurable(tensor, lengths)
+
 
 @dataclass(frozen=True)
 class _LowRank(Factor):
     """A few directions of their own, one value for all the others: rest * I + U diag(top - rest) U^T."""
 
+    low_rank: ClassVar[bool] = True
+
     basis: Tensor
     top: Tensor
     rest: Tensor
+    skew: Tensor  # how far U^T U is from the identity (Frobenius, float64): a basis is orthonormal up to rounding
 
     def apply(self, tensor: Tensor) -> Tensor:
         basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)
@@ -78,6 +118,17 @@ class _LowRank(Factor):
 
     def matrix(self, size: int, like: Tensor) -> Tensor:
         return self.apply(torch.eye(size, dtype=like.dtype, device=like.device))
+
+    def norms(self, tensor: Tensor, lengths: Tensor) -> Tensor:
+        # |xF|^2 = rest^2 |x|^2 + sum_k (top_k^2 - rest^2) (x . u_k)^2: the few products with the basis are enough.
+        rest, top = self.rest.double().square(), self.top.double().square()
+        whole = _measurable(tensor, lengths).square()
+        inner = (tensor @ self.basis.to(tensor.dtype)).double().square()
+        along = (inner.flatten(1, -2).sum(1) if inner.ndim > 2 else inner) @ (top - rest)
+        # An x that lies in the basis is all taken off rest^2 |x|^2 again: the difference is wrong by what the products
+        # with the basis are wrong by, by the basis's skew, and by the rounding of top - rest where F is applied.
+        wrong = 3 * math.sqrt(len(self.top)) * _rounding(tensor) + 2 * self.skew + 8 * _last_bit(tensor)
+        return (whole * (rest + wrong * torch.maximum(rest, top.amax())) + along).clamp_min(0).sqrt()
 
 
 IDENTITY: Factor = _Identity()
@@ -96,6 +147,7 @@ class Spectrum:
         size = len(moments)
         self.basis: Tensor | None = None
         self.rest: Tensor | None = None
+        self.skew = torch.zeros((), dtype=torch.float64, device=moments.device)
         trace = moments.sum() if moments.ndim == 1 else moments.diagonal().sum()
         if moments.ndim == 1:
             values = moments.clamp_min(0)
@@ -106,6 +158,8 @@ class Spectrum:
             values, self.basis = _largest(moments, rank, None if previous is None else previous.basis)
             values = values.clamp_min(0)
             self.rest = ((trace - values.sum()) / (size - rank)).clamp_min(0)
+            exact = self.basis.double()
+            self.skew = (exact.T @ exact - torch.eye(rank, dtype=exact.dtype, device=exact.device)).norm()
         # Estimates less their noise need not be positive: the mean is that of what is left of them.
         total = values.sum() + (0 if self.rest is None else self.rest * (size - len(values)))
         mean = (total / size).clamp_min(torch.finfo(moments.dtype).tiny)
@@ -121,8 +175,9 @@ class Spectrum:
         if self.basis is None:
             return _Diagonal(values)
         if self.rest is None:
-            return _Full((self.basis * values) @ self.basis.T)
-        return _LowRank(self.basis, values, self.rest**exponent)
+            matrix = (self.basis * values) @ self.basis.T
+            return _Full(matrix, matrix.double().norm())
+        return _LowRank(self.basis, values, self.rest**exponent, self.skew)
 
 
 def _largest(matrix: Tensor, rank: int, start: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -147,9 +147,10 @@ class _Synthetic(Source):
         for inputs, loss in self._batches():
             gradients = model.gradients_of(inputs, loss)
             count += gradients.count
+            finite = gradients.finite()
             for name, form in gradients.forms.items():
                 if name in parameters:
-                    _accumulate(totals.setdefault(name, {}), shape.statistics(form, gradients.finite()))
+                    _accumulate(totals.setdefault(name, {}), shape.statistics(form, finite))
         decay = self.decay if self._average else 0.0  # nothing to average with the first time
         for name, statistics in totals.items():
             self._learn(shape, name, {key: value / count for key, value in statistics.items()}, decay)
@@ -294,10 +295,11 @@ class Raw(Source):
         self._seen = {}
 
     def see(self, shape: Shape, gradients: Gradients) -> None:
+        finite = gradients.finite()
         for name, form in gradients.forms.items():
             squared = {
                 key: value * gradients.scale**2 / self._expected_lot
-                for key, value in shape.statistics(form, gradients.finite()).items()
+                for key, value in shape.statistics(form, finite).items()
             }
             _accumulate(self._seen.setdefault(name, {}), squared)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,18 +13,14 @@ from torch.utils import _pytree as pytree
 
 from adadp.gradients.capture import Capture
 from adadp.gradients.per_example import PerExample
+from adadp.shape import Factor, _Full
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
-@dataclass(frozen=True)
-class Matrix:
+def matrix_factor(matrix: Tensor) -> Factor:
     """A factor of a Kronecker shape."""
-
-    matrix: Tensor
-
-    def apply(self, tensor: Tensor) -> Tensor:
-        return tensor @ self.matrix.to(tensor.dtype)
+    return _Full(matrix, matrix.double().norm())
 
 
 def loss_of(output: Any) -> Tensor:
@@ -121,7 +116,8 @@ def assert_forms(forms: Mapping[str, PerExample], expected: Mapping[str, Tensor]
         right = torch.randn(columns, columns, generator=generator, dtype=truth.dtype)
         left, right = left @ left.T, right @ right.T
         both = (left @ truth.reshape(count, rows, columns) @ right).view(truth.shape)
-        assert_one(form.sandwiched(Matrix(left), Matrix(right)), both, weights, keep, tolerance, f"{name} sandwiched")
+        between = form.sandwiched(matrix_factor(left), matrix_factor(right))
+        assert_one(between, both, weights, keep, tolerance, f"{name} sandwiched")
         close(form.square_sum(keep), truth[keep].square().sum(0), tolerance, f"{name} square sum")
         matrices = truth[keep].reshape(-1, rows, columns)
         close(form.row_moments(keep), (matrices @ matrices.mT).sum(0), tolerance, f"{name} row moments")

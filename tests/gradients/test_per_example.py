@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adadp.gradients import per_example
-from adadp.gradients.per_example import Dense, PerExample, Products, Recomputed, merged, norms
-from tests.gradients.reference import Matrix, assert_forms
+from adadp.gradients.per_example import Dense, PerExample, Products, Recomputed, Sandwiched, merged, norms
+from adadp.shape import Factor, Spectrum, _LowRank
+from tests.gradients.reference import assert_forms, matrix_factor
 
 WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take
     "stored": (16, 8, 8, None),
@@ -120,7 +121,7 @@ def test_bound_holds_for_arbitrary_values(data: st.DataObject) -> None:
     form = Products(tensor(count, tokens, columns), tensor(count, tokens, rows))
     assert_bounds(form)
     assert_bounds(form.scaled(tensor(rows, columns)))
-    assert_bounds(form.sandwiched(Matrix(tensor(rows, rows)), Matrix(tensor(columns, columns))))
+    assert_bounds(form.sandwiched(matrix_factor(tensor(rows, rows)), matrix_factor(tensor(columns, columns))))
 
 
 def test_long_norms_do_not_drift() -> None:
@@ -181,3 +182,63 @@ def test_a_huge_factor_of_a_zero_gradient_poisons_nobody(tokens: int) -> None:
         assert keep[2]
         weights = torch.where(keep, 3.0, 0.0)
         assert form.weighted_sum(weights, keep).isfinite().all()
+
+
+def low_rank(columns: int, rank: int) -> Factor:
+    """A low-rank factor with axes of very different lengths, as the exponent -1/4 of steep moments gives them."""
+    spread = torch.randn(columns, columns) * torch.logspace(2, -2, columns)
+    return Spectrum(spread.T @ spread, 1e-3, rank).power(-0.25)
+
+
+def exact_norms(tensor: Tensor, factor: Factor) -> Tensor:
+    matrix = factor.matrix(tensor.shape[-1], torch.zeros((), dtype=torch.float64))
+    return (tensor.double() @ matrix).flatten(1).norm(dim=1)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1.0, 1e10])
+@pytest.mark.parametrize("kind", ["random", "inside the basis", "outside it", "one coordinate", "zero"])
+def test_norms_without_the_product_are_bounds_and_close(kind: str, scale: float) -> None:
+    """What is taken off rest^2 |x|^2 is nearly all of it for an x inside the basis: no rounding may make it more."""
+    torch.manual_seed(0)
+    factor = low_rank(300, 32)
+    assert isinstance(factor, _LowRank)
+    tensor = torch.randn(64, 300)
+    if kind == "inside the basis":
+        tensor = torch.randn(64, 32) @ factor.basis.T
+    elif kind == "outside it":
+        tensor = tensor - (tensor @ factor.basis) @ factor.basis.T
+    elif kind == "one coordinate":
+        tensor = torch.eye(300)[:64]
+    elif kind == "zero":
+        tensor = torch.zeros(64, 300)
+    tensor = tensor * scale
+    for shaped in (tensor, tensor.view(16, 4, 300)):
+        truth, bound = exact_norms(shaped, factor), factor.norms(shaped, norms(shaped))
+        assert (bound >= truth).all()
+        room = 0.02 * float(factor.rest) * norms(shaped) + 1e-30  # of what it would be outside the basis
+        assert (bound <= truth * (1 + 1e-5) + room).all()
+
+
+@pytest.mark.parametrize("form", ["vectors", "stored"])
+def test_sandwich_with_a_low_rank_factor(form: str) -> None:
+    torch.manual_seed(0)
+    left, right = low_rank(70, 32), low_rank(90, 32)
+    tokens = 1 if form == "vectors" else 40
+    inputs, outputs = torch.randn(5, tokens, 90), torch.randn(5, tokens, 70)
+    inputs[1, 0, 3] = float("nan")
+    outputs[2] *= 1e30
+    inputs[3] *= 1e-20
+    products = Products(inputs, outputs)
+    made = products if form == "vectors" else Dense(products.dense(slice(0, 5)))
+    inside = made.sandwiched(left, right)
+    assert isinstance(inside, Sandwiched)
+    assert_bounds(inside)
+    keep = inside.squared_norms().isfinite()
+    assert keep.tolist() == [True, False, True, True, True]
+    exact = [factor.matrix(size, torch.zeros((), dtype=torch.float64)) for factor, size in ((left, 70), (right, 90))]
+    truth = exact[0] @ (outputs.double().mT @ inputs.double()) @ exact[1]
+    measured = inside.squared_norms().sqrt()[keep]
+    torch.testing.assert_close(measured, truth.flatten(1).norm(dim=1)[keep], rtol=2e-2, atol=1e-30)
+    weights = torch.tensor([1.0, 0.0, 0.0, 0.5, 2.0])
+    total = (truth.nan_to_num() * weights.view(-1, 1, 1).double()).sum(0)
+    torch.testing.assert_close(inside.weighted_sum(weights, weights != 0).double(), total, rtol=1e-3, atol=1e-3)

@@ -28,9 +28,15 @@ def unit_roundoff(tensor: Tensor) -> float:
 
 def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
     """Zero the examples that are not kept, NaN and Inf included (0 * NaN would spread them over the sum)."""
-    if keep is None or (not tensor.is_cuda and bool(keep.all())):  # reading back is free on a CPU only
+    keep = None if keep is None else only_if_some_are_not(keep)
+    if keep is None:
         return tensor
-    return torch.where(keep.view(-1, *[1] * (tensor.ndim - 1)), tensor, torch.zeros_like(tensor))
+    return torch.where(keep.view(-1, *[1] * (tensor.ndim - 1)), tensor, 0.0)
+
+
+def only_if_some_are_not(keep: Tensor) -> Tensor | None:
+    """`keep`, or None where all examples are kept and that can be known: reading back is free on a CPU only."""
+    return None if not keep.is_cuda and bool(keep.all()) else keep
 
 
 def norms(tensor: Tensor) -> Tensor:
@@ -50,17 +56,26 @@ def norms(tensor: Tensor) -> Tensor:
         return _vector_norm(flat) * (1 + 2.0**-40) + 1e-154 * math.sqrt(length)
     if flat.is_cuda:
         return _vector_norm(flat) * (1 + 2.0**-40)
-    whole = length - length % _BLOCK
-    parts = [torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True)] if whole < length else []
-    if whole:
-        parts.append(torch.linalg.vector_norm(flat[:, :whole].reshape(len(flat), whole // _BLOCK, _BLOCK), dim=2))
-    blocks = torch.cat(parts, 1)
-    measured = _vector_norm(blocks)
+    if length <= _BLOCK:
+        measured: Tensor = torch.linalg.vector_norm(flat, dim=1).double()
+    else:
+        whole = length - length % _BLOCK
+        blocks = torch.linalg.vector_norm(flat[:, :whole].reshape(len(flat), whole // _BLOCK, _BLOCK), dim=2)
+        if whole < length:
+            blocks = torch.cat([blocks, torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True)], 1)
+        measured = _vector_norm(blocks)
     # Vanished squares hide less than 1e-19 an entry: a 1e-7 of any norm that is not done again.
-    unsure = ~blocks.isfinite().all(1) | (measured < 1e-12 * math.sqrt(length))
-    if bool(unsure.any()):
+    least = 1e-12 * math.sqrt(length)
+    if len(measured) and not _all_within(measured, least):
+        unsure = ~(measured.isfinite() & (measured >= least))
         measured[unsure] = _vector_norm(flat[unsure])
     return measured * (1 + _BLOCK * 2.0**-25 + 1e-7)
+
+
+def _all_within(values: Tensor, least: float) -> bool:
+    """Whether all are finite and at least `least`, in one pass (NaN shows in both extremes)."""
+    low, high = values.aminmax()
+    return float(low) >= least and float(high) < math.inf
 
 
 _BLOCK = 1024
@@ -79,6 +94,9 @@ def flattened(tensor: Tensor) -> Tensor:
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
     """No autocast: a sum in bfloat16 of what was measured in float32 would not be what was measured."""
+    if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+        yield  # leaving it is several times the price of asking, and steps ask often
+        return
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
 
@@ -95,5 +113,5 @@ def bounded_factors(squared: Tensor, *factors: Tensor) -> Tensor:
     overflows, and infinity times zero is NaN in everybody's sum. Such an example counts like one that is not finite.
     """
     for factor in factors:
-        squared = torch.where(factor < 1e32, squared, torch.full_like(squared, math.inf))
+        squared = torch.where(factor < 1e32, squared, math.inf)
     return squared

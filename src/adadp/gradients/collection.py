@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from adadp.gradients.arithmetic import exact_arithmetic
-from adadp.gradients.per_example import PerExample
+from adadp.gradients.arithmetic import exact_arithmetic, only_if_some_are_not
+from adadp.gradients.per_example import PerExample, sum_tensors
 
 
 class Gradients:
@@ -42,16 +42,17 @@ class Gradients:
 
     def norms(self) -> Tensor:
         """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN."""
-        total = torch.zeros(self.count, dtype=torch.float64, device=self.keep.device)
         with exact_arithmetic():
-            for form in self.forms.values():
-                total = total + form.squared_norms().double()
-        return total.sqrt() * self.scale
+            squared = [form.squared_norms().double() for form in self.forms.values()]
+        if not squared:
+            return torch.zeros(self.count, dtype=torch.float64, device=self.keep.device)
+        return sum_tensors(squared).sqrt() * self.scale
 
-    def weighted_sum(self, name: str, weights: Tensor) -> Tensor:
-        """`sum_n weights[n] * g_n` of one parameter. Examples of weight 0 add nothing, whatever they hold."""
+    def weighted_sums(self, weights: Tensor) -> dict[str, Tensor]:
+        """`sum_n weights[n] * g_n` of every parameter. Examples of weight 0 add nothing, whatever they hold."""
+        scaled, keep = weights * self.scale, only_if_some_are_not(weights != 0)
         with exact_arithmetic():
-            return self.forms[name].weighted_sum(weights * self.scale, weights != 0)
+            return {name: form.weighted_sum(scaled, keep) for name, form in self.forms.items()}
 
     def finite(self) -> Tensor:
         """Examples that count and whose gradients are finite everywhere; [n] of bool."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, norms, squares, unit_roundoff
 from adadp.gradients.layer import Layer, Taps, no_batch, supports
-from adadp.gradients.per_example import DENSE_BYTES, Dense, PerExample, fits, stored_or_recomputed
+from adadp.gradients.per_example import DENSE_BYTES, Dense, PerExample, Recomputed, fits, stored_or_recomputed
 
 if TYPE_CHECKING:
     from adadp.shape import Factor
@@ -135,13 +135,7 @@ class Convolution(PerExample):
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        def make(examples: slice) -> Tensor:
-            return Dense(self._made(examples)).sandwiched(left, right).gradients
-
-        return stored_or_recomputed(make, self.count, self.shape)
-
-    def _made(self, examples: slice) -> Tensor:
-        return self._stored.dense(examples) if self._keeps else self.dense(examples)
+        return (self._stored if self._keeps else Recomputed(self.dense, self.count, self.shape)).sandwiched(left, right)
 
 
 @supports(nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -44,7 +44,7 @@ class Linear(Layer):
         if "weight" in wanted:
             forms["weight"] = Products(inputs, outputs)
             if outputs.shape[1] == 1 and isinstance(bias := forms.get("bias"), Dense):
-                forms["weight"] = Products(inputs, outputs, output_norms=bias.squared_norms)
+                forms["weight"] = Products(inputs, outputs, same_outputs=bias)
         return forms
 
 

@@ -139,11 +139,12 @@ class Dense(PerExample):
         self.shape = gradients.shape[1:]
 
     @cached_property
-    def _squared_norms(self) -> Tensor:
-        return squares(self.gradients)
+    def norms(self) -> Tensor:
+        """Upper bounds on the L2 norms; [n], float64."""
+        return norms(self.gradients)
 
     def squared_norms(self) -> Tensor:
-        return self._squared_norms
+        return self.norms.square()
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         flat = flattened(drop(self.gradients, keep))
@@ -155,9 +156,58 @@ class Dense(PerExample):
     def scaled(self, scale: Tensor) -> Dense:
         return Dense(self.gradients * scale.to(self.gradients.dtype))
 
-    def sandwiched(self, left: Factor, right: Factor) -> Dense:
-        matrices = self.gradients.reshape(self.count, *self.matrix)
-        return Dense(left.apply(right.apply(matrices).mT).mT.reshape(self.gradients.shape))
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        if not right.low_rank:
+            return Dense(between(left, self.gradients, right, self.shape))
+        # On the left as before: those products are then what is summed, and no rounding stands between.
+        turned = Dense(left.apply(self.gradients.reshape(self.count, *self.matrix).mT).mT.reshape(self.gradients.shape))
+        matrices = turned.gradients.view(self.count, *self.matrix)
+        return Sandwiched(turned, None, right, lambda: right.norms(matrices, turned.norms))
+
+
+def between(left: Factor | None, gradients: Tensor, right: Factor, shape: Sequence[int]) -> Tensor:
+    """L g R of gradients [..., *shape], each seen as a matrix (first dimension by the rest)."""
+    matrices = gradients.reshape(*gradients.shape[: gradients.ndim - len(shape)], shape[0], -1)
+    product = right.apply(matrices)
+    return (product if left is None else left.apply(product.mT).mT).reshape(gradients.shape)
+
+
+class Sandwiched(PerExample):
+    """Gradients L g R that are not made: their norms are found from those of g, and the sum is multiplied instead.
+
+    `left` is None where there is nothing on the left. `measure` gives upper bounds on the L2 norms, [n].
+    """
+
+    def __init__(
+        self, form: PerExample, left: Factor | None, right: Factor, measure: Callable[[], Tensor]
+    ) -> None:
+        self.form, self.left, self.right, self._measure = form, left, right, measure
+        self.count, self.shape = form.count, form.shape
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        # g is weighted and summed before it is multiplied. One that is huge beside L g R would overflow on the way, and
+        # be NaN in everybody's sum: it counts like one that is not finite. Damped factors are far from this.
+        itself, measured = self.form.squared_norms(), self._measure().square()
+        return torch.where(itself <= 1e40 * measured, measured, math.inf)
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        return between(self.left, self.form.weighted_sum(weights, keep), self.right, self.shape)
+
+    def dense(self, examples: slice) -> Tensor:
+        return between(self.left, self.form.dense(examples), self.right, self.shape)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        factor = scale.to(accumulation_dtype(scale.dtype))
+        return stored_or_recomputed(lambda examples: self.dense(examples) * factor, self.count, self.shape)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        return stored_or_recomputed(
+            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
+        )
 
 
 class Recomputed(PerExample):
@@ -189,7 +239,7 @@ class Recomputed(PerExample):
         return Recomputed(lambda e: Dense(self._make(e)).scaled(scale).gradients, self.count, self.shape)
 
     def sandwiched(self, left: Factor, right: Factor) -> Recomputed:
-        return Recomputed(lambda e: Dense(self._make(e)).sandwiched(left, right).gradients, self.count, self.shape)
+        return Recomputed(lambda e: between(left, self._make(e), right, self.shape), self.count, self.shape)
 
 
 _PUBLIC_COUNT: ContextVar[int | None] = ContextVar("public count", default=None)
@@ -224,8 +274,8 @@ def stored_or_recomputed(make: Callable[[slice], Tensor], count: int, shape: Seq
 class Products(PerExample):
     """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
 
-    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]. T = 1 for a layer on vectors; then `output_norms` may
-    give the squared norms of the outputs, where a bias has measured the same vectors already.
+    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]. T = 1 for a layer on vectors; then `same_outputs`
+    may be a bias's form, which holds the same vectors as the outputs: they are measured once for both.
     """
 
     def __init__(
@@ -233,9 +283,9 @@ class Products(PerExample):
         inputs: Tensor,
         outputs: Tensor,
         shape: Sequence[int] | None = None,
-        output_norms: Callable[[], Tensor] | None = None,
+        same_outputs: Dense | None = None,
     ) -> None:
-        self._output_norms = output_norms
+        self._same_outputs = same_outputs
         dtype = accumulation_dtype(outputs.dtype)
         self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
         self.count, self.tokens, self.columns = self.inputs.shape
@@ -271,17 +321,20 @@ class Products(PerExample):
     @cached_property
     def _squared_norms(self) -> Tensor:
         if self._way == "vectors":
-            inputs, outputs = (
-                squares(self.inputs),
-                self._output_norms() if self._output_norms else squares(self.outputs),
-            )
-            return bounded_factors(inputs * outputs, inputs.sqrt(), outputs.sqrt())
+            inputs, outputs = self._vector_norms
+            return bounded_factors((inputs * outputs).square(), torch.maximum(inputs, outputs))
         if self._way == "stored":
             return self._stored.squared_norms()
         gram = self._way == "gram"
         squared = self.gram_norms() if gram else torch.cat([squares(g) for _, g in self.chunks()])
         bound = (squared.sqrt() + self.rounding()).square()
         return bounded_factors(bound, *self.largest_factors)
+
+    @cached_property
+    def _vector_norms(self) -> tuple[Tensor, Tensor]:
+        """Of a layer on vectors: the norms of each example's input and output gradient, each of shape [n]."""
+        same = self._same_outputs
+        return norms(self.inputs), norms(self.outputs) if same is None else same.norms
 
     @property
     def largest_factors(self) -> list[Tensor]:
@@ -343,8 +396,15 @@ class Products(PerExample):
         factor = scale.to(self.outputs.dtype)
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
 
-    def sandwiched(self, left: Factor, right: Factor) -> Products:
-        return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        if self.tokens > 1:
+            return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
+
+        def measure() -> Tensor:
+            inputs, outputs = self._vector_norms
+            return right.norms(self.inputs[:, 0], inputs) * left.norms(self.outputs[:, 0], outputs)
+
+        return Sandwiched(self, left, right, measure)
 
     def square_sum(self, keep: Tensor) -> Tensor:
         if self.tokens > 1:
@@ -447,10 +507,9 @@ class ScaledVectors(PerExample):
         return ScaledVectors(self.vectors, self.scale * scale)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        def make(examples: slice) -> Tensor:
-            return Dense(self.dense(examples)).sandwiched(left, right).gradients
-
-        return stored_or_recomputed(make, self.count, self.shape)
+        return stored_or_recomputed(
+            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
+        )
 
 
 def merged(parts: Sequence[PerExample]) -> PerExample:
