@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from adadp import reproduce
 from adadp.cli import app
 from adadp.data import DataNotFoundError
+from adadp.errors import ConfigurationError
 from adadp.reproduce import runner
 from adadp.reproduce.item import Item, Job, Options, Report
 from adadp.reproduce.records import Records
@@ -115,6 +116,15 @@ def test_a_missing_data_set_skips_the_item_and_says_so(tmp_path, ran, monkeypatc
     assert not summary.complete
     assert ran() == ["other 0"]
     assert not (tmp_path / "out" / "item.json").exists()
+
+
+def test_quick_and_full_results_do_not_share_a_folder(tmp_path):
+    out, one = tmp_path / "out", item(tmp_path)
+    runner.run([one], Options(2), out)
+    before = (out / "item.json").read_text()
+    with pytest.raises(ConfigurationError, match="holds full results of item"):
+        runner.run([one], Options(1, quick=True), out)
+    assert (out / "item.json").read_text() == before
 
 
 def test_measurements_of_another_machine_stay(tmp_path):

@@ -1,12 +1,14 @@
 """Whether a quick run is the beginning of the full one: accuracy at the same step, costs at the same step.
 
 Quick and full runs are made on different devices, whose noise differs, so an accuracy agrees if it is within `POINTS`
-points plus three standard deviations (over the full run's seeds) of the full run's mean. Costs have to be equal.
+points plus three standard deviations (over the full run's seeds) of the full run's mean. Costs have to be equal. A job
+that is the same in both (the toys) has to give the same numbers, means over random walks within four standard errors.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +49,8 @@ def compare(quick: Sequence[Record], full: Sequence[Record]) -> list[Compared]:
             made += _accuracies(record, same)
         elif same and record["work"] == "account":
             made += _costs(record, same[0])
+        elif record["work"] not in ("train", "account", "measure"):
+            made += [line for other in full if other["key"] == record["key"] for line in _equal(record, other)]
     return made
 
 
@@ -67,6 +71,29 @@ def _accuracies(record: Record, full: Sequence[Record]) -> list[Compared]:
         if others:
             spread = statistics.stdev(others) if len(others) > 1 else 0.0
             made.append(Compared(who, step, 100 * value, statistics.fmean(others), POINTS + 3 * spread))
+    return made
+
+
+def _equal(record: Record, full: Record) -> list[Compared]:
+    """Every number of a job that is the same in both."""
+    settings, made = record["settings"], []
+    drawn = settings.get("walks", settings.get("draws"))
+
+    def walk(path: str, one: Any, other: Any) -> None:
+        if isinstance(one, dict) and set(one) >= {"mean", "spread"}:
+            error = 4 * math.sqrt(2 / drawn) * max(one["spread"], other["spread"])
+            made.append(Compared(path, 0, one["mean"], other["mean"], error + 1e-5))
+        elif isinstance(one, dict):
+            for key in one:
+                walk(f"{path} {key}", one[key], other[key])
+        elif isinstance(one, list):
+            for index, pair in enumerate(zip(one, other, strict=True)):
+                walk(f"{path} {index}", *pair)
+        elif isinstance(one, float) and not drawn:
+            made.append(Compared(path, 0, one, other, 1e-4 * max(1.0, abs(other))))
+
+    skipped = {"key", "work", "settings", "seed", "seconds", "device"}
+    walk(record["work"], {k: v for k, v in record.items() if k not in skipped}, full)
     return made
 
 

@@ -43,10 +43,15 @@ class Records:
         path = self.folder / f"{item.name}.json"
         return list(json.loads(path.read_text())["records"]) if path.exists() else []
 
-    def finish(self, item: Item, records: Sequence[Record]) -> None:
+    def is_quick(self, item: Item) -> bool | None:
+        """Whether the item's records are of a quick run; None where there are none."""
+        path = self.folder / f"{item.name}.json"
+        return bool(json.loads(path.read_text()).get("quick", False)) if path.exists() else None
+
+    def finish(self, item: Item, records: Sequence[Record], *, quick: bool = False) -> None:
         """Write an item's file, one line for each record."""
         head: dict[str, Any] = {
-            "item": item.name, "title": item.title, "paper": item.where, "command": item.command,
+            "item": item.name, "title": item.title, "paper": item.where, "command": item.command, "quick": quick,
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
         }  # fmt: skip
         lines = ",\n  ".join(json.dumps(record, separators=(",", ":")) for record in records)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from matplotlib.image import imread
+
 from adadp.reproduce import drawing, ledger_of_claims
-from adadp.reproduce.item import Finding, Item
+from adadp.reproduce.item import Finding, Item, Options
 from adadp.reproduce.records import Records
 
 
@@ -43,10 +44,11 @@ def render(items: Mapping[str, Item], records: Records, out: Path, claims: Path)
 def check(items: Mapping[str, Item], records: Records, claims: Path) -> list[str]:
     """What differs when everything is made again from the records: an empty list where nothing does.
 
-    Pages are compared letter by letter. SVGs are compared after embedded bitmaps are taken out, with numbers (places on
-    the page, in points) to a tenth: libraries round differently. PNGs are not compared, only that they are there.
+    Records have to be those of the jobs that an item has today. Pages are compared letter by letter; SVGs, but for
+    embedded bitmaps, number by number (places on the page, in points) to a tenth, and PNGs by their pixels to 2 of 255
+    on average: libraries round differently.
     """
-    differing = []
+    differing = [f"{item.name}: {found}" for item in items.values() if (found := _stale(item, records))]
     with tempfile.TemporaryDirectory() as folder:
         anew = Path(folder)
         render(items, records, anew, anew / "CLAIMS.md")
@@ -54,7 +56,7 @@ def check(items: Mapping[str, Item], records: Records, claims: Path) -> list[str
             committed = claims if path.name == "CLAIMS.md" else records.folder / path.name
             if not committed.exists():
                 differing.append(f"{committed} is missing")
-            elif path.suffix in _SAME and not _SAME[path.suffix](path.read_text(), committed.read_text()):
+            elif not _SAME[path.suffix](path, committed):
                 differing.append(f"{committed} differs")
         known = {path.name for path in anew.iterdir()} | {f"{name}.json" for name in items}
         differing += [
@@ -66,7 +68,7 @@ def check(items: Mapping[str, Item], records: Records, claims: Path) -> list[str
 
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 _BITMAP = re.compile(r'data:image/png;base64,[^"]*')
-_NAME = re.compile(r'(id="|#)[\w-]*')
+_NAME = re.compile(r'(id="|url\(#|href="#)[\w-]*')
 
 
 def same_drawing(one: str, other: str) -> bool:
@@ -78,4 +80,27 @@ def same_drawing(one: str, other: str) -> bool:
     return all(abs(a - b) <= 0.1 for a, b in pairs)
 
 
-_SAME = {".md": operator.eq, ".svg": same_drawing}
+def _same_pixels(one: Path, other: Path) -> bool:
+    images = [imread(path) for path in (one, other)]
+    return images[0].shape == images[1].shape and float(abs(images[0] - images[1]).mean()) <= 2 / 255
+
+
+_SAME: dict[str, Callable[[Path, Path], bool]] = {
+    ".md": lambda one, other: one.read_text() == other.read_text(),
+    ".svg": lambda one, other: same_drawing(one.read_text(), other.read_text()),
+    ".png": _same_pixels,
+}
+
+
+def _stale(item: Item, records: Records) -> str:
+    """Whether records are those of other settings than today's."""
+    kept = records.of(item)
+    if not kept:
+        return ""
+    devices = ("cpu", "cuda") if item.by_device else ("cpu",)
+    seeds = 1 + max(record["seed"] for record in kept)
+    wanted = [{job.key for job in item.jobs(Options(seeds, device=device))} for device in devices]
+    found = {record["key"] for record in kept}
+    known = set().union(*wanted)
+    whole = any(keys <= found for keys in wanted)
+    return "" if found <= known and whole else "its records were made with other settings than today's"

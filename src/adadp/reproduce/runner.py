@@ -14,7 +14,7 @@ import torch
 
 from adadp import models
 from adadp.data import load
-from adadp.errors import PrivacyError
+from adadp.errors import ConfigurationError, PrivacyError
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.item import Item, Job, Options, Record
 from adadp.reproduce.records import Records
@@ -49,6 +49,11 @@ def run(
 ) -> Summary:
     """Run the jobs of `items` that have no record in `out` yet."""
     started, summary, records = time.perf_counter(), Summary(), Records(out)
+    for item in items:
+        if records.is_quick(item) not in (None, options.quick):
+            raise ConfigurationError(
+                f"{out} holds {'full' if options.quick else 'quick'} results of {item.name}: give --out another folder"
+            )
     known = records.known(forget=items if force else ())
     wanted: dict[str, list[Job]] = {}
     checked: dict[tuple[str, str], str] = {}
@@ -76,7 +81,7 @@ def run(
             if item.name not in summary.outcomes and all(job.key in known for job in wanted[item.name]):
                 keys = dict.fromkeys(job.key for job in wanted[item.name])
                 beside = [r for r in records.of(item) if r["key"] not in keys] if item.by_device else []
-                records.finish(item, [*beside, *(known[key] for key in keys)])
+                records.finish(item, [*beside, *(known[key] for key in keys)], quick=options.quick)
                 summary.outcomes[item.name] = "finished"
 
     close()
