@@ -145,7 +145,7 @@ def _said(chosen: Mapping[str, Any]) -> str:
 
 
 def _span(values: Sequence[float]) -> str:
-    return f"{min(values):.2g} to {max(values):.2g}"
+    return f"{min(values):.1g} to {max(values):.0f}"
 
 
 def _findings(true: Sequence[Record], undecided: Record) -> list[Finding]:

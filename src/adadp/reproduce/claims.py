@@ -54,6 +54,8 @@ def _privacy() -> Iterator[Claim]:
     )  # fmt: skip
     yield Claim("whole-cost", "Section IV-A", "The privacy cost is the pair (epsilon, delta_*) of Theorem 1")
     yield Claim("lemma-1-example", "Section III-B", "(17, 8.5) and (13.5, 13.5) meet Lemma 1 for s = (12, 6)", "<= 1")
+    yield Claim("theorem-1", "Theorem 1", "Noise that meets Lemma 1 costs at most what Theorem 1 says")
+    yield Claim("gaussian-lemma", "Lemma 3", "The Gaussian lemma as printed gives Theorem 1", "alpha / (2 sigma_2)")
     yield Claim("subsampling-lemma", "Lemma 6", "The subsampling lemma as printed gives Theorem 1", "e^(1/sigma^2 - 1)")
     yield Claim("no-assumption", "Sections I-D, III-C", "Theorem 1 needs no assumption on sigma or q")
     yield Claim("example-epsilon", "Section III-C", "L = 600, sigma = 0.9, 1,800 steps: epsilon at delta = 1e-5", "4.0")
