@@ -42,6 +42,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "legend.frameon": False,
     "legend.fontsize": 8,
+    "legend.handlelength": 2.6,
     "svg.hashsalt": "adadp",
     "svg.fonttype": "path",
     "path.simplify": True,

@@ -204,7 +204,7 @@ def _figure(dataset: str, level: str, records: Sequence[Record], cost: Record) -
         _draw_delta(axis, dataset, records, cost)
         axis.set_title(f"{NAME[dataset]}, {level} privacy level: {title}")
         axis.set_ylim(max(0.0, _floor(records, contenders)), 100)
-        axis.legend(loc="lower right", ncols=1)
+        axis.legend(loc="lower right", frameon=True, facecolor="white", framealpha=0.85, edgecolor="none")
     panels[0].set_ylabel("test accuracy (%)")
     return figure
 
@@ -261,7 +261,7 @@ def _ablation_figure(dataset: str, records: Sequence[Record]) -> Figure:
     for axis, (title, contenders) in zip(panels, shown, strict=True):
         _draw_curves(axis, dataset, records, contenders)
         axis.set_title(f"{NAME[dataset]}: {title}")
-        axis.legend(loc="lower right")
+        axis.legend(loc="center right", bbox_to_anchor=(1, 0.36))
     panels[0].set_ylabel("test accuracy (%)")
     panels[0].set_ylim(0, 100)
     return figure
