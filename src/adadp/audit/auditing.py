@@ -60,6 +60,7 @@ def audit(
     target: Target,
     *,
     threat: str | Threat = "gradient",
+    canaries: tuple[str, ...] = (),
     others: Examples | None = None,
     trials: int = TRIALS,
     confidence: float = 0.95,
@@ -69,12 +70,12 @@ def audit(
 ) -> Audit:
     """Attack `target` and compare what leaks with what is guaranteed, or claimed where nothing is.
 
-    `threat` is one of `THREATS` or an object of one's own. `others` are everyone else's examples, synthetic unless
+    `threat` is one of `THREATS` or an object of one's own, `canaries` the names of those to try (all). `others` are everyone else's examples, synthetic unless
     given; where they are, all trials are charged to `ledger`, the one of their dataset, before the first. `seed` makes
     an audit repeatable. `report` is called with the number of trials done.
     """
     promise, composition = promise_of(target)
-    attacked = _threat(threat, target, others) if isinstance(threat, str) else threat
+    attacked = _threat(threat, target, canaries, others) if isinstance(threat, str) else threat
     many_runs.check_trials(trials, len(attacked.canaries), promise.claim, confidence)
     privacy = SYNTHETIC_NOTE if others is None else _charge(ledger, composition, trials, target)
     begun = time.perf_counter()
@@ -117,12 +118,13 @@ def promise_of(target: Target) -> tuple[claims.Promise, Canonical]:
     return claims.of_guarantee(composition, guarantee.epsilon, delta, target.neighbours), composition
 
 
-def _threat(name: str, target: Target, others: Examples | None) -> Threat:
+def _threat(name: str, target: Target, canaries: tuple[str, ...], others: Examples | None) -> Threat:
     if name == "gradient":
-        return GradientThreat(target) if others is None else GradientThreat.among(target, others)
+        threat = GradientThreat(target) if others is None else GradientThreat.among(target, others)
+        return replace(threat, names=canaries) if canaries else threat
     if name in ("white-box", "black-box"):
         known = Examples.synthetic(target.setting.examples - 1) if others is None else others
-        return ExampleThreat(target, name == "white-box", known)
+        return ExampleThreat(target, name == "white-box", known, names=canaries)
     raise ConfigurationError(f"threat must be one of {', '.join(THREATS)}, not {name!r}")
 
 

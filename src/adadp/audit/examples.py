@@ -66,6 +66,7 @@ class ExampleThreat:
     white_box: bool
     others: Examples
     examples: dict[str, Example] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
     make_model: Callable[[], nn.Module] | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +75,10 @@ class ExampleThreat:
                 f"there are {len(self.others.inputs)} other examples where the setting says "
                 f"{self.target.setting.examples - 1}"
             )
+        unknown = [name for name in self.names if name not in (self.examples or self.others.canaries())]
+        if unknown:
+            known = ", ".join(self.examples or self.others.canaries())
+            raise ConfigurationError(f"no canary example is called {unknown[0]!r}; there are {known}")
         wanted = tuple(self.others.inputs.shape[1:])
         for name, (inputs, label) in self._known().items():
             if tuple(inputs.shape) != wanted:
@@ -88,7 +93,8 @@ class ExampleThreat:
                 )
 
     def _known(self) -> dict[str, Example]:
-        return self.examples or self.others.canaries()
+        known = self.examples or self.others.canaries()
+        return {name: known[name] for name in self.names or known}
 
     @property
     def canaries(self) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ class GradientThreat:
         world = _World(self.names[0], self.sizes, setting.steps)
         silent = TensorDataset(torch.zeros(setting.examples))
         started = self.target.started(Layers(self.sizes), silent, self._probes, 0)
+        started.optimizer._step.capture.on_first_call = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)
             for lot, (role,) in started.lots(setting.steps):

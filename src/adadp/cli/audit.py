@@ -44,6 +44,9 @@ def audit(
     lot: Annotated[int | None, _option("Expected examples in a step. [all; of a data set about 4 sqrt(N)]")] = None,
     steps: Annotated[int, _option("Steps of a run. [8]")] = 8,
     watched: Annotated[int | None, _option("Run and attack only the first of them. [all]")] = None,
+    canary: Annotated[
+        list[str] | None, _option("Try only this canary (flipping, mislabelled, ...). Repeatable. [all of the threat's]")
+    ] = None,
     layers: Annotated[
         str | None, _option("Sizes of the attacked layers, columns x rows, such as 60x1000,1000x10. [8x4,8x4]")
     ] = None,
@@ -92,10 +95,10 @@ def audit(
     if layers is not None:
         if threat != "gradient" or others is not None:
             raise ConfigurationError("--layers goes with --threat gradient and synthetic examples")
-        attacked = auditing.GradientThreat(target, _sizes(layers))
+        attacked = auditing.GradientThreat(target, _sizes(layers), *([tuple(canary)] if canary else []))
     found = _with_bar(trials, lambda show: auditing.audit(
-        target, threat=attacked, others=others, trials=trials, confidence=confidence, seed=seed, ledger=charged,
-        report=show))  # fmt: skip
+        target, threat=attacked, canaries=tuple(canary or ()), others=others, trials=trials, confidence=confidence,
+        seed=seed, ledger=charged, report=show))  # fmt: skip
     _give(found, report, json_output)
 
 
