@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -230,6 +229,7 @@ class Caught:
     bug: str
     by: str
     epsilon_lower: float
+    epsilon_lower_any_mechanism: float
     guaranteed_epsilon: float
     verdict: str
     canary: str
@@ -250,22 +250,23 @@ def hunt(bug: str, trials: int = 600, seed: int = 1) -> Caught:
     guaranteed = found.promise.guaranteed
     assert guaranteed is not None, f"{bug}: a planted bug must go on claiming that it is private"
     return Caught(
-        bug, " and ".join(by) or "nothing", found.epsilon_lower, guaranteed, found.verdict,
-        found.finding.attack.canary, found.finding.attack.statistic,
+        bug, " and ".join(by) or "nothing", found.epsilon_lower,
+        found.finding.errors.epsilon(SETTING.delta), guaranteed, found.verdict, found.finding.attack.canary, found.finding.attack.statistic,
     )  # fmt: skip
 
 
 def table(rows: list[Caught], trials: int) -> str:
     lines = [
         f"Bugs planted in the engine, which goes on promising epsilon = {EPSILON:g} at delta = {SETTING.delta:g}, and "
-        f"what found each. {trials} trials, confidence 95%.",
+        f"what found each. {trials} trials, confidence 95%. The first bound takes releases for the plain Gaussians that "
+        "they are said to be; the second takes nothing for granted.",
         "",
-        "| bug | caught by | epsilon, at least | canary | statistic |",
-        "| --- | --- | --- | --- | --- |",
+        "| bug | caught by | epsilon, at least | whatever the mechanism | canary | statistic |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        bound = f"{row.epsilon_lower:.2f}" if math.isfinite(row.epsilon_lower) else "unbounded"
-        lines.append(f"| {row.bug} | {row.by} | {bound} | {row.canary} | {row.statistic} |")
+        bounds = f"{row.epsilon_lower:.2f} | {row.epsilon_lower_any_mechanism:.2f}"
+        lines.append(f"| {row.bug} | {row.by} | {bounds} | {row.canary} | {row.statistic} |")
     return "\n".join(lines) + "\n"
 
 

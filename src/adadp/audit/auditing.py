@@ -70,9 +70,9 @@ def audit(
 ) -> Audit:
     """Attack `target` and compare what leaks with what is guaranteed, or claimed where nothing is.
 
-    `threat` is one of `THREATS` or an object of one's own, `canaries` the names of those to try (all). `others` are everyone else's examples, synthetic unless
-    given; where they are, all trials are charged to `ledger`, the one of their dataset, before the first. `seed` makes
-    an audit repeatable. `report` is called with the number of trials done.
+    `threat` is one of `THREATS` or an object of one's own, `canaries` the names of those to try (all). `others` are
+    everyone else's examples, synthetic unless given; where they are, all trials are charged to `ledger`, the one of
+    their dataset, before the first. `seed` makes an audit repeatable. `report` is called with the number of trials done.
     """
     promise, composition = promise_of(target)
     attacked = _threat(threat, target, canaries, others) if isinstance(threat, str) else threat

@@ -36,7 +36,7 @@ class Audit:
 
     @property
     def epsilon_lower(self) -> float:
-        """A lower bound on epsilon at the promise's delta, at the audit's confidence."""
+        """A lower bound on epsilon at the promise's delta, at the audit's confidence; `bound` says what it rests on."""
         errors, delta = self.finding.errors, self.promise.delta
         return max(errors.epsilon(delta), errors.gaussian_epsilon(delta) if self.promise.gaussian else 0.0)
 
@@ -44,7 +44,7 @@ class Audit:
     def bound(self) -> str:
         """What `epsilon_lower` rests on."""
         if self.promise.gaussian:
-            return "mu-GDP, a bound because every release is a plain Gaussian"
+            return "mu-GDP: a bound for plain Gaussian releases, which these are said to be"
         return "(epsilon, delta) by Clopper-Pearson, whatever the mechanism is"
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,6 +60,7 @@ class Audit:
             "trials": self.trials,
             "delta": self.promise.delta,
             "bound": self.bound,
+            "epsilon_lower_any_mechanism": errors.epsilon(self.promise.delta),
             "epsilon_estimate": None if self.promise.gaussian else errors.gaussian_epsilon(self.promise.delta),
             "target": self.target,
             "threat": self.threat,

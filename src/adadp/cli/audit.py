@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ def audit(
     steps: Annotated[int, _option("Steps of a run. [8]")] = 8,
     watched: Annotated[int | None, _option("Run and attack only the first of them. [all]")] = None,
     canary: Annotated[
-        list[str] | None, _option("Try only this canary (flipping, mislabelled, ...). Repeatable. [all of the threat's]")
+        list[str] | None, _option("Try only this canary (flipping, mislabelled, ...). Repeatable. [all]")
     ] = None,
     layers: Annotated[
         str | None, _option("Sizes of the attacked layers, columns x rows, such as 60x1000,1000x10. [8x4,8x4]")
@@ -95,7 +96,9 @@ def audit(
     if layers is not None:
         if threat != "gradient" or others is not None:
             raise ConfigurationError("--layers goes with --threat gradient and synthetic examples")
-        attacked = auditing.GradientThreat(target, _sizes(layers), *([tuple(canary)] if canary else []))
+        attacked = auditing.GradientThreat(target, _sizes(layers))
+        if canary:
+            attacked = replace(attacked, names=tuple(canary))
     found = _with_bar(trials, lambda show: auditing.audit(
         target, threat=attacked, canaries=tuple(canary or ()), others=others, trials=trials, confidence=confidence,
         seed=seed, ledger=charged, report=show))  # fmt: skip
@@ -153,6 +156,8 @@ def _give(found: Audit, folder: Path | None, json_output: bool) -> None:
     values = found.to_dict()
     counted = values["counted"]
     rows = _first_rows(found)
+    if found.promise.gaussian:
+        rows.append(("of any mechanism", f"at least {values['epsilon_lower_any_mechanism']:.4g} (Clopper-Pearson)"))
     if values["epsilon_estimate"] is not None:
         rows.append(("estimate", f"{values['epsilon_estimate']:.4g} if releases were plain Gaussian (not a bound)"))
     rows += [
