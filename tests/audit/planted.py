@@ -154,7 +154,7 @@ class EngineThatShuffles(PrivacyEngine):
 # ---- what they are planted in ---------------------------------------------------------------------------------------
 
 EPSILON = 2.0
-SETTING = Setting(steps=6)
+SETTING = Setting(steps=4)
 SAMPLED = Setting(examples=24, lot=4, steps=6)
 
 
@@ -251,15 +251,16 @@ def hunt(bug: str, trials: int = 600, seed: int = 1) -> Caught:
     assert guaranteed is not None, f"{bug}: a planted bug must go on claiming that it is private"
     return Caught(
         bug, " and ".join(by) or "nothing", found.epsilon_lower,
-        found.finding.errors.epsilon(SETTING.delta), guaranteed, found.verdict, found.finding.attack.canary, found.finding.attack.statistic,
+        found.finding.errors.epsilon(SETTING.delta), guaranteed, found.verdict,
+        found.finding.attack.canary, found.finding.attack.statistic,
     )  # fmt: skip
 
 
 def table(rows: list[Caught], trials: int) -> str:
     lines = [
         f"Bugs planted in the engine, which goes on promising epsilon = {EPSILON:g} at delta = {SETTING.delta:g}, and "
-        f"what found each. {trials} trials, confidence 95%. The first bound takes releases for the plain Gaussians that "
-        "they are said to be; the second takes nothing for granted.",
+        f"what found each. {trials} trials, confidence 95%. The first bound takes releases for the plain Gaussians "
+        "that they are said to be; the second takes nothing for granted.",
         "",
         "| bug | caught by | epsilon, at least | whatever the mechanism | canary | statistic |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -1,0 +1,29 @@
+"""Each bug, planted in the real engine, is caught by the audit or by the soundness test that is meant for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from audit import planted
+from audit.planted import BY_SOUNDNESS, PLANTED, hunt, lots_are_poisson, pieces_are_the_lot
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_caught(bug: str) -> None:
+    if bug in BY_SOUNDNESS:
+        target = PLANTED[bug]()
+        found = {"the sampler's test": lots_are_poisson, "the equality test": pieces_are_the_lot}
+        assert not found.pop(BY_SOUNDNESS[bug])(target)
+        assert all(holds(target) for holds in found.values())  # and by nothing else: each test means something
+        return
+    subtle = {"noise 2x too small": 1000, "realised lot size as the denominator": 500}
+    caught = hunt(bug, trials=subtle.get(bug, 240), seed=3)
+    assert caught.verdict == "violated"
+    assert caught.epsilon_lower > caught.guaranteed_epsilon
+
+
+def test_where_nothing_is_planted_nothing_is_caught() -> None:
+    target = planted._flat()
+    assert lots_are_poisson(target)
+    assert pieces_are_the_lot(target)
+    assert planted.audit.audit(target, trials=240, seed=3).verdict == "consistent"
