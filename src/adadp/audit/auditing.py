@@ -72,7 +72,7 @@ def audit(
 
     `threat` is one of `THREATS` or an object of one's own, `canaries` the names of those to try (all). `others` are
     everyone else's examples, synthetic unless given; where they are, all trials are charged to `ledger`, the one of
-    their dataset, before the first. `seed` makes an audit repeatable. `report` is called with the number of trials done.
+    their dataset, before the first. `seed` makes an audit repeatable. `report` is told how many trials are done.
     """
     promise, composition = promise_of(target)
     attacked = _threat(threat, target, canaries, others) if isinstance(threat, str) else threat
@@ -81,8 +81,7 @@ def audit(
     begun = time.perf_counter()
     finding = many_runs.run(attacked, promise.claim, trials=trials, confidence=confidence, seed=seed, report=report)
     seconds = time.perf_counter() - begun
-    name = threat if isinstance(threat, str) else type(threat).__name__
-    return Audit(str(target.algorithm()), name, promise, finding, trials, seconds, target.describe(), privacy)
+    return Audit(str(target.algorithm()), attacked.name, promise, finding, trials, seconds, target.describe(), privacy)
 
 
 def audit_preprocessing(
@@ -100,7 +99,7 @@ def audit_preprocessing(
     finding = many_runs.run(threat, promise.claim, trials=trials, confidence=confidence, seed=seed, report=report)
     seconds = time.perf_counter() - begun
     setting = {"noise_multiplier": threat.noise_multiplier, "delta": delta, "isometric": threat.isometric}
-    return Audit(threat.estimator, "every release", promise, finding, trials, seconds, setting)
+    return Audit(threat.estimator, threat.name, promise, finding, trials, seconds, setting)
 
 
 def audit_one_run(target: Target, *, confidence: float = 0.95, seed: int | None = None) -> one_run.OneRunAudit:

@@ -97,6 +97,11 @@ class ExampleThreat:
         return {name: known[name] for name in self.names or known}
 
     @property
+    def name(self) -> str:
+        """As on the command line."""
+        return "white-box" if self.white_box else "black-box"
+
+    @property
     def canaries(self) -> tuple[str, ...]:
         """Every canary to try."""
         return tuple(self._known())

@@ -50,6 +50,11 @@ class GradientThreat:
             raise ConfigurationError("canaries that go from layer to layer do not fit a model of one layer")
 
     @property
+    def name(self) -> str:
+        """As on the command line."""
+        return "gradient"
+
+    @property
     def canaries(self) -> tuple[str, ...]:
         """Every canary to try."""
         return self.names
@@ -95,8 +100,8 @@ class GradientThreat:
         scores = {
             "likelihood": float(table[:, PER_STEP].sum()),
             "likelihood as stepped": float(table[:, PER_STEP + 1].sum()),
-            "energy": float(table[:, 2].sum()),
             "largest": float(table[:, 0].max()),
+            "energy": float(table[:, 2].sum()),
         }
         return Transcript(scores, tuple(table[:, :PER_STEP].flatten().tolist()))
 

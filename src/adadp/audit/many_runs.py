@@ -26,6 +26,9 @@ class Threat(Protocol):
     """Runs trials. `canaries` are the ones to choose from."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def canaries(self) -> tuple[str, ...]: ...
 
     def trial(self, canary: str, inside: bool, seed: int | None) -> Transcript: ...

@@ -56,6 +56,11 @@ class PreprocessingThreat:
         return claims.of_guarantee(composition, gaussian.epsilon(mu, delta), delta, Neighbours.ADD_REMOVE)
 
     @property
+    def name(self) -> str:
+        """What the auditor sees."""
+        return "every release"
+
+    @property
     def canaries(self) -> tuple[str, ...]:
         """Rows to try: one coordinate, all of them; for the scaler, beyond every bound above or below."""
         return ("peak", "flat") if self.estimator == "dp-pca" else ("above", "below")

@@ -104,7 +104,7 @@ def draw(found: Audit, *paths: Path) -> None:
     left.legend(frameon=False, loc="upper left", fontsize=8)
     _draw_errors(right, found, out, inside)
     figure.suptitle(
-        f"{found.target}, {found.threat}: {found.verdict}; epsilon at least {found.epsilon_lower:.3g} of "
+        f"{found.target}, {found.threat}: {found.verdict}; epsilon at least {found.epsilon_lower:.3g}, "
         f"{round_up(found.promise.epsilon)} {'claimed' if found.promise.guaranteed is None else 'guaranteed'}",
         fontsize=10,
     )
