@@ -27,7 +27,7 @@ FOLLOWED = {
 }
 #: Planned for these lengths, with our settings.
 PLANNED = {
-    MNIST: (100, 200, 400, 800, 1_600, 3_200, 6_400),
+    MNIST: (100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800),
     CIFAR10: (25, 50, 100, 200, 400, 800, 1_600),
 }
 #: The best sound recipe that we ship: what is trained, lot, steps, and the epsilons that it is calibrated to.

@@ -90,8 +90,10 @@ def _summary_findings(
     for name in ("lot", "example", "sound"):
         rivals = {rival: ends[pair[name == "sound"]] for rival, pair in RIVALS.items()}
         gains = {rival: ends[f"adadp/{name}"].less(end) for rival, end in rivals.items()}
+        lost = [rival for rival, end in rivals.items() if end.value < CHANCE]
         ahead = all(gain.value > gain.slack for gain in gains.values())
-        best[name] = word(ahead), "; ".join(f"{NAMES[r]} {_signed(g)}" for r, g in gains.items())
+        said = "; ".join(f"{NAMES[r]} {_signed(g)}" + (" (diverges)" if r in lost else "") for r, g in gains.items())
+        best[name] = "cannot be known" if ahead and lost else word(ahead), said
         gap = ends["sgd"].less(ends[f"adadp/{name}"])
         near[name] = word(gap.value <= COMPARABLE), f"{ends[f'adadp/{name}']}% against {ends['sgd']}% without privacy"
     found = [Finding(f"best-{dataset}-{level}", best), Finding(f"comparable-{dataset}-{level}", near)]

@@ -112,8 +112,8 @@ def _rises_and_falls(points: Points, peak: float) -> tuple[Word, str]:
     values = list(points)
     steps = [(a < peak, points[b].less(points[a])) for a, b in itertools.pairwise(values)]
     good = all(m.value > -m.slack if rising else m.value < m.slack for rising, m in steps)
-    ends = all(points[peak].value > points[end].value for end in (values[0], values[-1]) if end != peak)
-    return word(good and ends), _listed(points)
+    rises = [points[peak].less(points[end]) for end in (values[0], values[-1]) if end != peak]
+    return word(good and all(m.value > m.slack for m in rises)), _listed(points)
 
 
 def _lr(found: dict[str, Points]) -> list[Finding]:
