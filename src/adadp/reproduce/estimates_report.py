@@ -133,19 +133,20 @@ def _estimate_figure(records: Sequence[Record]) -> Figure:
 
 @styled
 def _sigma_figure(records: Sequence[Record]) -> Figure:
-    figure, axes = canvas(1, 3, width=10.4, height=3.2)
+    figure, axes = canvas(1, 3, width=10.4, height=3.2, sharex=True)
     steps = _steps(records)
+    every = [_summed(_looks(records, reading, step), "sigma") for reading in READINGS for step in steps]
     for axis, reading in zip(axes, READINGS, strict=True):
         histograms = [_summed(_looks(records, reading, step), "sigma") for step in steps]
         for step, histogram, colour in zip(steps, histograms, (GREY, COLOURS["adadp"]), strict=True):
             _step_histogram(axis, histogram, colour, f"step {step}")
         axis.axvspan(10, 20, color=COLOURS["adan"], alpha=0.15, linewidth=0)
-        axis.set(title=reading, xlabel=r"$\sigma_i$", xlim=_span(histograms))
+        axis.set(title=reading, xlabel=r"$\sigma_i$", xlim=_span(every))
         axis.set_yticks([])
         axis.set_ylim(bottom=0)
         axis.grid(visible=False)
     axes[0].set_ylabel("coordinates")
-    axes[0].legend(loc="upper left")
+    axes[0].legend(loc="upper right")
     return figure
 
 

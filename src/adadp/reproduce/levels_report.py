@@ -155,11 +155,16 @@ def _notes(records: Sequence[Record]) -> str:
     for who in LABELS:
         runs = trained(records, who)
         if runs and accuracy(runs).value < CHANCE:
-            notes.append(f"{LABELS[who]}: diverged ({accuracy(runs)}%).")
+            notes.append(f"{LABELS[who]}: diverged ({accuracy(runs)}% at the end, {_peak(runs)}% on the way).")
     agd = trained(records, "agd")
     if agd and min(run["steps_done"] for run in agd) < int(agd[0]["settings"]["steps"]):
         notes.append(f"AGD ended after {', '.join(str(run['steps_done']) for run in agd)} steps: its budget was spent.")
     return paragraph(*notes)
+
+
+def _peak(runs: Sequence[Record]) -> str:
+    """The best mean accuracy along the way."""
+    return str(max((m for _, m in curve(runs)), key=lambda m: m.value))
 
 
 def ablation_report(dataset: str, records: Sequence[Record]) -> Report:
@@ -177,7 +182,10 @@ def ablation_report(dataset: str, records: Sequence[Record]) -> Report:
         noise, rate = ends[f"adan/{name}"], ends["adal"]
         base = ends["dpsgd/sound" if name == "sound" else "dpsgd/paper"]
         diverged = noise.value < CHANCE
-        said = f"AdaN {noise}, AdaL {rate}" + (" (AdaN diverges with the printed learning rate)" if diverged else "")
+        said = f"AdaN {noise}, AdaL {rate}"
+        if diverged:
+            peak = _peak(trained(records, f"adan/{name}"))
+            said += f" (with the printed learning rate AdaN diverges; {peak} on the way)"
         order[name] = word(noise.less(rate).value > noise.less(rate).slack), said
         helps = min(noise.value, rate.value) > base.value and ends[f"adadp/{name}"].value > max(noise.value, rate.value)
         both[name] = word(helps), f"AdaDP {ends[f'adadp/{name}']}, {said}, DPSGD {base}"
@@ -192,7 +200,7 @@ def ablation_report(dataset: str, records: Sequence[Record]) -> Report:
 @styled
 def _figure(dataset: str, level: str, records: Sequence[Record], cost: Record) -> Figure:
     """The paper's layout twice: as published, and soundly. Accuracy on the left axis, delta_* on the right."""
-    figure, panels = canvas(1, 2, width=10.4, height=4.0)
+    figure, panels = canvas(1, 2, width=10.4, height=4.6)
     shown = (
         ("as published", ("adadp/lot", "adadp/example", "dpopt/published", "dpsgd/paper", "agd")),
         ("sound", ("adadp/sound", "dpopt/sound", "dpsgd/sound", "agd")),
@@ -206,9 +214,14 @@ def _figure(dataset: str, level: str, records: Sequence[Record], cost: Record) -
         _draw_delta(axis, dataset, records, cost)
         axis.set_title(f"{NAME[dataset]}, {level} privacy level: {title}")
         axis.set_ylim(max(0.0, _floor(records, contenders)), 100)
-        axis.legend(loc="lower right", frameon=True, facecolor="white", framealpha=0.85, edgecolor="none")
+        _legend(axis)
     panels[0].set_ylabel("test accuracy (%)")
     return figure
+
+
+def _legend(axis: Axes) -> None:
+    """Below the axes, where no curve is."""
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
 
 
 def _floor(records: Sequence[Record], contenders: Sequence[str]) -> float:
@@ -255,7 +268,7 @@ def _draw_delta(axis: Axes, dataset: str, records: Sequence[Record], cost: Recor
 
 @styled
 def _ablation_figure(dataset: str, records: Sequence[Record]) -> Figure:
-    figure, panels = canvas(1, 2, width=10.4, height=4.0, sharey=True)
+    figure, panels = canvas(1, 2, width=10.4, height=4.6, sharey=True)
     shown = (
         ("as published", ("adadp/lot", "adadp/example", "adan/lot", "adan/example", "adal", "dpsgd/paper")),
         ("sound", ("adadp/sound", "adan/sound", "adal", "dpsgd/sound")),
@@ -263,7 +276,7 @@ def _ablation_figure(dataset: str, records: Sequence[Record]) -> Figure:
     for axis, (title, contenders) in zip(panels, shown, strict=True):
         _draw_curves(axis, dataset, records, contenders)
         axis.set_title(f"{NAME[dataset]}: {title}")
-        axis.legend(loc="center right", bbox_to_anchor=(1, 0.36))
+        _legend(axis)
     panels[0].set_ylabel("test accuracy (%)")
     panels[0].set_ylim(0, 100)
     return figure

@@ -156,7 +156,7 @@ _FINDINGS = {"lr": _lr, "beta": _beta, "noise": _noise, "lot": _lot}
 
 @styled
 def _figure(study: str, found: dict[str, Points]) -> Figure:
-    figure, (axis,) = canvas(width=5.6, height=3.6)
+    figure, (axis,) = canvas(width=5.6, height=4.0)
     for who, points in found.items():
         values = [m.value for m in points.values()]
         errors = [0.0 if math.isnan(m.error) else m.error for m in points.values()]
@@ -175,5 +175,5 @@ def _figure(study: str, found: dict[str, Points]) -> Figure:
     values = [m.value for points in found.values() for m in points.values()]
     axis.set_ylim(max(0.0, min(values) - 3), 100)
     axis.set_ylabel("test accuracy (%)")
-    axis.legend(loc="lower right", fontsize=7)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
