@@ -17,7 +17,7 @@ from adadp.audit.bounds import Claim, clopper_pearson_upper, expected
 
 Array = npt.NDArray[np.float64]
 
-_CAUTIOUS, _CURIOUS = 0.975, 0.6  # confidence in an error rate when an attack is settled on, when canaries are compared
+_CAUTIOUS, _CURIOUS = 0.9, 0.6  # confidence in an error rate when an attack is settled on, when canaries are compared
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ def choose(
     for name, statistic, select in candidates:
         scores = np.array([statistic(transcript) for transcript in transcripts[select]])
         scores = np.nan_to_num(scores, nan=0.0, posinf=1e300, neginf=-1e300)
+        if np.ptp(scores) == 0 and name != candidates[-1][0]:
+            continue  # it says nothing, whatever the threshold
         out, within = np.sort(scores[~member[select]]), np.sort(scores[member[select]])
         for threshold, together in _thresholds(out, within):
             if screening and not together:
