@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,15 @@ def test_what_does_not_agree_is_told():
     (line,) = agreement.compare([{**quick, "curve": [[50, 0.45]]}], full)
     assert not line.agrees
     assert agreement.compare([{**quick, "settings": {"who": "dpsgd/paper", "steps": 99}}], full) == []
+
+
+def test_figures_in_the_findings_are_those_of_the_results():
+    """Every number with a decimal point on the page stands in a table, in CLAIMS.md or among the paper's settings."""
+    page = (ROOT / "docs" / "findings.md").read_text()
+    made = "\n".join(path.read_text() for path in [*sorted(RESULTS.folder.glob("*.md")), ROOT / "CLAIMS.md"])
+    numbers = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", page))
+    known = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", made))
+    assert len(numbers) > 20
+    assert sorted(numbers - known - {"0.052"}) == []  # a learning rate of the paper's
+    for linked in re.findall(r"\]\((\.\./[^)]*)\)", page):
+        assert (ROOT / "docs" / linked).exists(), linked

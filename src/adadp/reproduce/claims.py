@@ -43,7 +43,7 @@ def _privacy() -> Iterator[Claim]:
             "example": ("does not hold", _RAW),
             "sound": ("holds", "each step is one Gaussian release on a Poisson lot; tests/soundness attacks the bound"),
         }),
-        command="adadp audit",
+        command="adadp audit --reading lot",
     )  # fmt: skip
     yield Claim(
         "lemma-1", "Lemma 1", "Noise with sum of s_i^2 / sigma_i^2 <= 1 / sigma_*^2 is as private as sigma_*", "",
