@@ -26,7 +26,7 @@ from adadp.sources import Source
 
 RESULTS = Path("results/audit")
 EPSILONS = (0.5, 2.0, 8.0)
-STEPS = 3
+STEPS = 2
 
 
 def _generated(count: int, generator: torch.Generator) -> Tensor:
@@ -143,7 +143,7 @@ def false_alarms(audits: int = 200, trials: int = 160) -> None:
     rows = []
     for number in range(audits):
         epsilon, engine, target = cells[number * 37 % len(cells)]
-        found = attack(make(target, engine, epsilon, steps=2), trials=trials, confidence=0.95, seed=10_000 + number)
+        found = attack(make(target, engine, epsilon), trials=trials, confidence=0.95, seed=10_000 + number)
         rows.append(_row(target, engine, epsilon, found))
     alarms = [row for row in rows if row["verdict"] == "violated"]
     _write("false_alarms.json", {

@@ -17,7 +17,7 @@ from adadp.audit.bounds import Claim, clopper_pearson_upper, expected
 
 Array = npt.NDArray[np.float64]
 
-_CAUTIOUS, _CURIOUS = 0.9, 0.6  # confidence in an error rate when an attack is settled on, when canaries are compared
+_CAUTIOUS, _CURIOUS, _EVEN = 0.9, 0.6, 0.5  # confidence in error rates of the pilot: settling, comparing, at best
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,12 @@ def choose(
         for threshold, together in _thresholds(out, within):
             if screening and not together:
                 continue
-            # At their upper bounds: few trials flatter whatever is chosen on them. Where nothing stands out, the
-            # first one stays, and that is the best test there is against a mechanism that keeps its promise.
+            # Few trials flatter whatever is chosen on them. So all but the first, the best test there is against a
+            # mechanism that keeps its promise, are judged by upper bounds: they have to stand out to be chosen.
+            trust = _EVEN if best is None and not screening else caution
             rates = (
-                clopper_pearson_upper(int(np.sum(out > threshold)), len(out), caution),
-                clopper_pearson_upper(int(np.sum(within <= threshold)), len(within), caution),
+                clopper_pearson_upper(int(np.sum(out > threshold)), len(out), trust),
+                clopper_pearson_upper(int(np.sum(within <= threshold)), len(within), trust),
             )
             errors = expected(rates, trials, confidence, together)
             promise = (max(errors.margin(claim), 0.0), errors.mu())
