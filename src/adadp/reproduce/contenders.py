@@ -53,6 +53,7 @@ _CIFAR10: dict[str, dict[str, Any]] = {
     "adal": {"set": {"lr": 0.001, **_BOX}},
     "adan/lot": {"set": {"lr": 0.05, **_BOX}},
     "adan/example": {"set": {"lr": 0.05, **_BOX}},
+    "sgd": {"set": {"lr": 0.01}},  # 0.1 diverges on these features
 }  # fmt: skip
 _OF = {MNIST: _MNIST, CIFAR10: _CIFAR10}
 

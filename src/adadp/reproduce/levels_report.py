@@ -99,7 +99,7 @@ def _summary_findings(
     found = [Finding(f"best-{dataset}-{level}", best), Finding(f"comparable-{dataset}-{level}", near)]
     agd, planned = trained(records, "agd"), int(records[0]["settings"]["steps"])
     done = max(record["steps_done"] for record in agd)
-    said = f"{min(r['steps_done'] for r in agd)} to {done} of {planned} steps until its budget was spent"
+    said = f"{min(r['steps_done'] for r in agd)} to {done} of {planned} steps were in its budget"
     found.append(Finding(f"agd-budget-{dataset}-{level}", {"as printed": (word(done < 0.9 * planned), said)}))
     if (dataset, level) == ("mnist", "high"):
         found.append(_whole_cost(only(records, "account")))
