@@ -213,7 +213,8 @@ def _figure(dataset: str, level: str, records: Sequence[Record], cost: Record) -
                       textcoords="offset points", fontsize=7, color=GREY)  # fmt: skip
         _draw_delta(axis, dataset, records, cost)
         axis.set_title(f"{NAME[dataset]}, {level} privacy level: {title}")
-        axis.set_ylim(max(0.0, _floor(records, contenders)), 100)
+        top = max(accuracy(trained(records, who)).value for who in (*contenders, "sgd"))
+        axis.set_ylim(max(0.0, _floor(records, contenders)), min(100, 10 * math.ceil((top + 1) / 10)))
         _legend(axis)
     panels[0].set_ylabel("test accuracy (%)")
     return figure
