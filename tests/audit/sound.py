@@ -97,7 +97,7 @@ def attack(target: Target, *, trials: int, confidence: float, seed: int) -> Audi
 # ---- committed runs --------------------------------------------------------------------------------------------------
 
 
-def survey(trials: int = 160) -> None:
+def survey(trials: int = 136) -> None:
     """Every target on every engine at every epsilon; as one family: confidence 1 - 0.05 / number of audits."""
     cells = [cell for cell in itertools.product(TARGETS, ENGINES, EPSILONS) if runs_on(cell[0], cell[1])]
     estimators = [(name, isometric) for name in audit.ESTIMATORS for isometric in (False, True)][:3]
@@ -137,7 +137,7 @@ def _row(target: str, engine: str, epsilon: float, found: Audit) -> dict[str, An
     return row
 
 
-def false_alarms(audits: int = 200, trials: int = 160) -> None:
+def false_alarms(audits: int = 200, trials: int = 136) -> None:
     """How often a sound target is called violated at confidence 95%: at most 5% is promised."""
     cells = [cell for cell in itertools.product(EPSILONS, ENGINES, TARGETS) if runs_on(cell[2], cell[1])]
     rows = []
