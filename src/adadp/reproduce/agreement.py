@@ -1,8 +1,9 @@
 """Whether a quick run is the beginning of the full one: accuracy at the same step, costs at the same step.
 
 Runs of one seed begin alike (weights, DP-PCA, lots), but noise differs between devices, so an accuracy in the first
-steps agrees if it is within `POINTS` points. Costs have to be equal. A job that is the same in both (the toys) has to
-give the same numbers, means over random walks within four standard errors.
+steps agrees if it is within `POINTS` points (what diverged, below `CHANCE`, counts as that). Costs have to be equal.
+A job that is the same in both (the toys) has to give the same numbers, means over random walks within four standard
+errors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from adadp.reproduce.item import Record
 
-POINTS = 6.0
+POINTS, CHANCE = 6.0, 20.0
 _APART = ("stop", "snapshots")
 
 
@@ -66,7 +67,7 @@ def _accuracies(record: Record, full: Sequence[Record]) -> list[Compared]:
     who = record["settings"]["who"]
     curves = [dict(map(tuple, other["curve"])) for other in full if other["seed"] == record["seed"]]
     return [
-        Compared(who, step, 100 * value, 100 * curve[step], POINTS)
+        Compared(who, step, max(CHANCE, 100 * value), max(CHANCE, 100 * curve[step]), POINTS)
         for curve in curves
         for step, value in record["curve"]
         if step in curve
