@@ -8,8 +8,10 @@ there are runs of several lengths, and only their ends count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from adadp.models.pretraining import RECIPES
 from adadp.reproduce.accounts import account_job
 from adadp.reproduce.contenders import CIFAR10, EXAMPLES, MNIST, PAPER, run_job
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
@@ -33,8 +35,11 @@ PLANNED = {
 #: The best sound recipe that we ship: what is trained, lot, steps, and the epsilons that it is calibrated to.
 BEST: dict[str, dict[str, Any]] = {
     MNIST: {"task": "mnist-cnn", "lot": 2048, "steps": 1200, "who": "adadp/best"},
-    CIFAR10: {"task": "cifar10-resnet", "lot": 8192, "steps": 800, "who": "adadp/best", "clipping": "public"},
-}
+    CIFAR10: {
+        "task": "cifar10-resnet", "lot": 8192, "steps": 800, "who": "adadp/best", "clipping": "public",
+        "pretrained": asdict(RECIPES["resnet"]),
+    },
+}  # fmt: skip
 TARGETS = {
     MNIST: (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.375, 0.4, 0.5, 0.7),
     CIFAR10: (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.775),
