@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -21,6 +25,10 @@ def count(settings, seed, bench):
     """Leaves a mark each time it is run."""
     with open(settings["log"], "a") as log:
         log.write(f"{settings['name']} {seed}\n")
+    if settings.get("die") == seed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if settings.get("sleep"):
+        time.sleep(settings["sleep"])
     if settings.get("fail") and os.path.exists(settings["fail"]):
         raise RuntimeError("no luck")
     return {"value": 10 * seed}
@@ -104,6 +112,77 @@ def test_a_job_that_fails_fails_its_item_alone_and_is_tried_again(tmp_path, ran)
     again = runner.run([bad, good], Options(1), tmp_path / "out")
     assert again.outcomes == {"bad": "finished", "good": "already finished"}
     assert ran().count("good 0") == 1
+
+
+def test_a_worker_that_dies_fails_its_job_alone(tmp_path):
+    bad, good = item(tmp_path, "bad", settings={"die": 1}), item(tmp_path, "good")
+    summary = runner.run([bad, good], Options(2), tmp_path / "out", workers=2)
+    assert summary.outcomes == {"bad": "failed: its process died: out of memory?", "good": "finished"}
+
+
+def test_workers_end_with_an_interrupted_run(tmp_path):
+    slow = item(tmp_path, settings={"sleep": 60})
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    quick = item(tmp_path, "quick")
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run([quick, slow], Options(2), tmp_path / "out", workers=2, progress=interrupt)
+    assert time.perf_counter() - started < 30
+    _until(lambda: "spawn_main" not in _children())
+
+
+def _children():
+    return subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True).stdout
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    code = (
+        "import pathlib, test_runner; from adadp.reproduce import runner; from adadp.reproduce.item import Options\n"
+        "if __name__ == '__main__':\n"
+        f" there = pathlib.Path({str(tmp_path)!r})\n"
+        " runner.run([test_runner.item(there, settings={'sleep': 60})], Options(2), there / 'out', workers=2)\n"
+    )
+    (tmp_path / "parent.py").write_text(code)
+    paths = os.pathsep.join([str(tmp_path), os.path.dirname(__file__), *sys.path])
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], env={**os.environ, "PYTHONPATH": paths})
+    _until(lambda: (tmp_path / "log").exists())
+    children = subprocess.run(["ps", "--ppid", str(parent.pid), "-o", "pid="], capture_output=True, text=True).stdout
+    parent.kill()
+    parent.wait()
+    _until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children.split()))
+
+
+def _until(done, seconds=40):
+    end = time.perf_counter() + seconds
+    while not done():
+        assert time.perf_counter() < end
+        time.sleep(0.2)
+
+
+def test_force_runs_again_what_an_interrupted_run_left(tmp_path, ran):
+    out, one = tmp_path / "out", item(tmp_path)
+
+    def interrupt(done, total, name):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run([one], Options(3), out, progress=interrupt)
+    assert runner.run([one], Options(3), out, force=True).complete
+    assert len(ran()) == 2 + 3
+
+
+def test_a_damaged_record_is_made_again(tmp_path, ran):
+    out, one = tmp_path / "out", item(tmp_path)
+    runner.run([one], Options(2), out)
+    (out / "item.json").write_text('{"item": "it')
+    next((out / ".jobs").iterdir()).write_text("")
+    with pytest.warns(UserWarning, match="is not readable and is ignored"):
+        assert runner.run([one], Options(2), out).outcomes == {"item": "finished"}
+    assert len(ran()) == 3
 
 
 def test_a_missing_data_set_skips_the_item_and_says_so(tmp_path, ran, monkeypatch):

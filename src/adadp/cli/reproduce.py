@@ -45,16 +45,18 @@ def reproduce(
 
     known = items.load()
     folder = out or Path(QUICK if quick else FULL)
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise ConfigurationError(f"no item is called {unknown[0]!r}; there are {', '.join(known)}")
     if draw or check:
+        if names:
+            raise ConfigurationError("--draw and --check are for everything in --out: leave the names out")
         return _pages(known, folder, claims or folder / "CLAIMS.md", only_check=check)
     if list_:
         width = max(map(len, known))
         for item in known.values():
             typer.echo(f"{item.name:<{width}}  {item.where:<9}  {item.title}")
         return
-    unknown = [name for name in names or () if name not in known]
-    if unknown:
-        raise ConfigurationError(f"no item is called {unknown[0]!r}; there are {', '.join(known)}")
     count = (1 if quick else 3) if seeds is None else seeds
     if count < 1:
         raise ConfigurationError(f"--seeds must be at least 1, not {count}")
@@ -74,6 +76,7 @@ def reproduce(
         force=force,
         data_dir=data_dir,
         progress=tell,
+        say=lambda line: typer.echo(line, err=True),
     )
     for name, outcome in summary.outcomes.items():
         typer.echo(f"{name}: {outcome}")

@@ -20,4 +20,5 @@ def load() -> dict[str, Item]:
     """All items by name."""
     for name in MODULES:
         importlib.import_module(f"adadp.reproduce.{name}")
-    return ITEMS
+    place = {f"adadp.reproduce.{name}": index for index, name in enumerate(MODULES)}
+    return dict(sorted(ITEMS.items(), key=lambda pair: place[pair[1].jobs.__module__]))

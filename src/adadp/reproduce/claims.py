@@ -59,7 +59,7 @@ def _privacy() -> Iterator[Claim]:
     yield Claim("subsampling-lemma", "Lemma 6", "The subsampling lemma as printed gives Theorem 1", "e^(1/sigma^2 - 1)")
     yield Claim("no-assumption", "Sections I-D, III-C", "Theorem 1 needs no assumption on sigma or q")
     yield Claim("example-epsilon", "Section III-C", "L = 600, sigma = 0.9, 1,800 steps: epsilon at delta = 1e-5", "4.0")
-    yield Claim("example-order", "Section III-C", "with the best order", "alpha = 6")
+    yield Claim("example-order", "Section III-C", "The best order in the same example", "alpha = 6")
 
 
 def _toys() -> Iterator[Claim]:

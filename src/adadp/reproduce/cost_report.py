@@ -172,23 +172,34 @@ def _findings(dataset: str, found: dict[str, Curve]) -> list[Finding]:
     return made
 
 
+def _unexplored(curve: Curve, target: float, printed: float, *, claimed: bool) -> bool:
+    """Not reached, but not tried for as much as the paper spends either."""
+    return curve.least(target, claimed=claimed) is None and curve.most(claimed=claimed) < printed
+
+
 def _met(curve: Curve, target: float, printed: float, *, claimed: bool) -> tuple[Word, str]:
     least = curve.least(target, claimed=claimed)
+    if _unexplored(curve, target, printed, claimed=claimed):
+        return "cannot be known", f"{curve.cell(target, claimed=claimed)}, not run for longer"
     return word(least is not None and least <= MET * printed), curve.cell(target, claimed=claimed)
 
 
 def _agrees(curve: Curve, target: float, printed: float, *, claimed: bool) -> tuple[Word, str]:
     least = curve.least(target, claimed=claimed)
+    if _unexplored(curve, target, printed, claimed=claimed):
+        return "cannot be known", f"{curve.cell(target, claimed=claimed)}, not run for longer"
     return word(least is not None and abs(least - printed) <= AGREES * printed), curve.cell(target, claimed=claimed)
 
 
 def _reduction(dataset: str, mine: Curve, rival: Curve, *, claimed: bool) -> tuple[Word, str]:
     """How much less AdaDP costs on average over the rows; a rival that never gets there costs at least its dearest."""
     parts, bound = [], False
-    for target in PRINTED[dataset]:
+    for target, (_, printed) in PRINTED[dataset].items():
         own = mine.least(target, claimed=claimed)
         if own is None:
-            return "does not hold", f"{target}% is not reached ({mine.cell(target, claimed=claimed)})"
+            bare = f"{target}% is not reached ({mine.cell(target, claimed=claimed)})"
+            unknown = _unexplored(mine, target, printed, claimed=claimed)
+            return "cannot be known" if unknown else "does not hold", bare
         other = rival.least(target, claimed=claimed)
         bound = bound or other is None
         parts.append(100 * (1 - own / (other if other is not None else rival.most(claimed=claimed))))

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from adadp.reproduce.distributions import BINS, HIGH, LOW
 from adadp.reproduce.drawing import COLOURS, GREY, canvas, styled
 from adadp.reproduce.item import Finding, Record, Report, Word
-from adadp.reproduce.summary import mean, paragraph, table, trained, word
+from adadp.reproduce.summary import Mean, mean, paragraph, table, trained, word
 
 READINGS = {"lot": "adadp/lot", "example": "adadp/example", "sound": "adadp/sound"}
 #: The gradient that a reading's estimate is an estimate of.
@@ -36,8 +36,19 @@ def _summed(looks: Sequence[dict[str, Any]], key: str) -> np.ndarray[Any, Any]:
     return np.asarray(np.sum([look[key] for look in looks], axis=0))
 
 
-def _median(histogram: np.ndarray[Any, Any]) -> float:
+def _less(first: Mean, last: Mean) -> bool:
+    """Whether it fell by more than two standard errors."""
+    fall = first.less(last)
+    return fall.value > fall.slack
+
+
+def _small(value: Mean) -> str:
+    return f"{value.value:.3g}" + ("" if np.isnan(value.error) else f" ± {value.error:.1g}")
+
+
+def _median(counted: Sequence[int]) -> float:
     """Of the values themselves, from their histogram: straight lines inside a bin."""
+    histogram = np.asarray(counted)
     counts, half = np.cumsum(histogram), histogram.sum() / 2
     place = int(np.searchsorted(counts, half))
     inside = (half - counts[place] + histogram[place]) / histogram[place]
@@ -49,22 +60,22 @@ def estimate_report(records: Sequence[Record]) -> Report:
     first, last = _steps(records)
     rows, accurate, declines = [], {}, {}
     for reading in READINGS:
-        medians: dict[str, list[float]] = {"gradient": [], "estimate": []}
+        medians: dict[str, list[Mean]] = {"gradient": [], "estimate": []}
         good, said = True, []
         for step in (first, last):
             looks = _looks(records, reading, step)
             ratio, together = (mean(look[key] for look in looks) for key in ("median_ratio", "correlation"))
-            medians["gradient"].append(_median(_summed(looks, TARGET[reading])))
-            medians["estimate"].append(_median(_summed(looks, "estimate")))
+            medians["gradient"].append(mean(_median(look[TARGET[reading]]) for look in looks))
+            medians["estimate"].append(mean(_median(look["estimate"]) for look in looks))
             fits = 1 / FACTOR <= ratio.value <= FACTOR
             good = good and fits and together.value >= CORRELATED
             said.append(f"step {step}: median ratio {ratio.value:.2f}, correlation {together.value:.2f}")
-            rows.append([reading, step, f"{medians['gradient'][-1]:.2g}", f"{medians['estimate'][-1]:.2g}",
+            rows.append([reading, step, _small(medians["gradient"][-1]), _small(medians["estimate"][-1]),
                          f"{ratio.value:.2f}", str(together)])  # fmt: skip
         accurate[reading] = word(good), "; ".join(said)
-        falls = all(values[1] < values[0] for values in medians.values())
+        falls = all(_less(*values) for values in medians.values())
         declines[reading] = word(falls), ", ".join(
-            f"{name} {values[0]:.2g} to {values[1]:.2g}" for name, values in medians.items()
+            f"median {name} {_small(values[0])} to {_small(values[1])}" for name, values in medians.items()
         )
     text = paragraph(
         "Over all coordinates: the median of |g_t| and of its estimate sqrt(E'), the median of their ratio, and the",
@@ -85,17 +96,18 @@ def sigma_report(records: Sequence[Record]) -> Report:
     many: dict[str, tuple[Word, str]] = {}
     falls: dict[str, tuple[Word, str]] = {}
     for reading in READINGS:
-        parts = {}
+        parts, median = {}, []
         for step in (first, last):
             looks = _looks(records, reading, step)
             small, middle = (mean(100 * look[key] for look in looks) for key in ("sigma_below_10", "sigma_10_to_20"))
             quantiles = np.mean([look["sigma_quantiles"] for look in looks], axis=0)
-            parts[step] = small.value, middle.value, quantiles[2]
+            parts[step] = small.value, middle.value
+            median.append(mean(look["sigma_quantiles"][2] for look in looks))
             rows.append([reading, step, *(f"{q:.3g}" for q in quantiles), str(small), str(middle)])
         below[reading] = word(parts[last][0] > 50), f"{parts[last][0]:.0f}% below 10 at step {last}"
         many[reading] = word(parts[first][1] >= 100 * MANY), f"{parts[first][1]:.0f}% from 10 to 20 at step {first}"
-        said = f"median {parts[first][2]:.3g} at step {first}, {parts[last][2]:.3g} at {last}"
-        falls[reading] = word(parts[last][2] < parts[first][2]), said
+        said = f"median over coordinates {_small(median[0])} at step {first}, {_small(median[1])} at {last}"
+        falls[reading] = word(_less(*median)), said
     text = paragraph(
         "The deviation sigma_i of a coordinate's noise, as it is added to the lot's sum. The sound form bounds",
         "an example at C = 0.1 and adds noise of one deviation in the shape's coordinates; shown is what it comes to",
@@ -140,13 +152,13 @@ def _sigma_figure(records: Sequence[Record]) -> Figure:
         histograms = [_summed(_looks(records, reading, step), "sigma") for step in steps]
         for step, histogram, colour in zip(steps, histograms, (GREY, COLOURS["adadp"]), strict=True):
             _step_histogram(axis, histogram, colour, f"step {step}")
-        axis.axvspan(10, 20, color=COLOURS["adan"], alpha=0.15, linewidth=0)
+        axis.axvspan(10, 20, color=COLOURS["adan"], alpha=0.15, linewidth=0, label="10 to 20")
         axis.set(title=reading, xlabel=r"$\sigma_i$", xlim=_span(every))
         axis.set_yticks([])
         axis.set_ylim(bottom=0)
         axis.grid(visible=False)
     axes[0].set_ylabel("coordinates")
-    axes[0].legend(loc="upper right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 

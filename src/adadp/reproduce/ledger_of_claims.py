@@ -25,8 +25,10 @@ less; a time, if its ratio to DPSGD's is within a factor of 1.5 of the printed o
 does as well as our best within two standard errors. "Significantly" ahead means by more than two standard errors,
 "comparable" to training without privacy within one point, "much" faster at most half the time, "close" at most twice,
 "resistant" to beta all within two points, "accurate" within a factor of two for half of the coordinates with
-logarithms that correlate by 0.5, "many" a fifth, "too fast" before nine tenths of the steps. A rival that diverges with
-the printed settings decides nothing. Accuracies are means over seeds in percent.
+logarithms that correlate by 0.5, "many" a fifth, "too fast" before nine tenths of the steps, "declines" by more than
+two standard errors. A rival that diverges (below 20%, or ten points below its own best on the way) decides nothing, and
+so does a run that ended before it had cost as much as the paper prints. AGD has our settings: the paper gives none.
+Accuracies are means over seeds in percent.
 """
 
 

@@ -21,8 +21,8 @@ PRINTED_GAINS = {
 LEVELS = ("high", "medium", "low")
 #: Each rival as published, and as we run it soundly.
 RIVALS = {"dpsgd": ("dpsgd/paper", "dpsgd/sound"), "agd": ("agd", "agd"), "dpopt": ("dpopt/published", "dpopt/sound")}
-#: Below this, in percent, a run has learnt next to nothing.
-CHANCE = 20.0
+#: Diverged: below the first, in percent, or this much below its own best on the way.
+CHANCE, FALLEN = 20.0, 10.0
 #: "Comparable" to training without privacy: within this many points.
 COMPARABLE = 1.0
 STYLES = {
@@ -54,7 +54,7 @@ def accuracy_report(dataset: str, level: str, records: Sequence[Record]) -> Repo
         ])  # fmt: skip
         findings.append(
             Finding(f"gain-{dataset}-{level}-{rival}", {
-                name: _gain(gain, printed, ends[sound if name == "sound" else published])
+                name: _gain(gain, printed, trained(records, sound if name == "sound" else published))
                 for name, gain in gains.items()
             })
         )  # fmt: skip
@@ -74,11 +74,19 @@ def _signed(gain: Mean) -> str:
     return f"{'+' if gain.value >= 0 else ''}{gain}"
 
 
-def _gain(gain: Mean, printed: float, rival: Mean) -> tuple[Word, str]:
+def _gain(gain: Mean, printed: float, rival: Sequence[Record]) -> tuple[Word, str]:
     said = f"{_signed(gain)} points"
-    if rival.value < CHANCE:
-        return "cannot be known", f"{said}, over a rival that diverges with the printed settings ({rival.value:.1f}%)"
+    if diverged(rival):
+        return "cannot be known", f"{said}, over a rival that diverges with the printed settings ({accuracy(rival)}%)"
+    if gain.value > 2 * printed:
+        said += ", more than twice as much"
     return word(gain.value >= printed - gain.slack), said
+
+
+def diverged(runs: Sequence[Record]) -> bool:
+    """Whether they learnt next to nothing, or lost much of what they had learnt."""
+    end = accuracy(runs).value
+    return end < CHANCE or end < max(m.value for _, m in curve(runs)) - FALLEN
 
 
 def _summary_findings(
@@ -90,7 +98,7 @@ def _summary_findings(
     for name in ("lot", "example", "sound"):
         rivals = {rival: ends[pair[name == "sound"]] for rival, pair in RIVALS.items()}
         gains = {rival: ends[f"adadp/{name}"].less(end) for rival, end in rivals.items()}
-        lost = [rival for rival, end in rivals.items() if end.value < CHANCE]
+        lost = [rival for rival, pair in RIVALS.items() if diverged(trained(records, pair[name == "sound"]))]
         ahead = all(gain.value > gain.slack for gain in gains.values())
         said = "; ".join(f"{NAMES[r]} {_signed(g)}" + (" (diverges)" if r in lost else "") for r, g in gains.items())
         best[name] = "cannot be known" if ahead and lost else word(ahead), said
@@ -154,7 +162,7 @@ def _notes(records: Sequence[Record]) -> str:
             notes.append(f"{LABELS[who]}: local clipping {where}.")
     for who in LABELS:
         runs = trained(records, who)
-        if runs and accuracy(runs).value < CHANCE:
+        if runs and diverged(runs):
             notes.append(f"{LABELS[who]}: diverged ({accuracy(runs)}% at the end, {_peak(runs)}% on the way).")
     agd = trained(records, "agd")
     if agd and min(run["steps_done"] for run in agd) < int(agd[0]["settings"]["steps"]):
@@ -181,9 +189,8 @@ def ablation_report(dataset: str, records: Sequence[Record]) -> Report:
     for name in ("lot", "example", "sound"):
         noise, rate = ends[f"adan/{name}"], ends["adal"]
         base = ends["dpsgd/sound" if name == "sound" else "dpsgd/paper"]
-        diverged = noise.value < CHANCE
         said = f"AdaN {noise}, AdaL {rate}"
-        if diverged:
+        if diverged(trained(records, f"adan/{name}")):
             peak = _peak(trained(records, f"adan/{name}"))
             said += f" (with the printed learning rate AdaN diverges; {peak} on the way)"
         order[name] = word(noise.less(rate).value > noise.less(rate).slack), said
@@ -209,7 +216,7 @@ def _figure(dataset: str, level: str, records: Sequence[Record], cost: Record) -
         _draw_curves(axis, dataset, records, contenders)
         end = accuracy(trained(records, "sgd")).value
         axis.axhline(end, color=GREY, linewidth=0.9, linestyle=(0, (1, 3)))
-        axis.annotate("SGD, no privacy", (0.99, end), xycoords=("axes fraction", "data"), xytext=(0, 2), ha="right",
+        axis.annotate("SGD, no privacy", (0.01, end), xycoords=("axes fraction", "data"), xytext=(0, 2), ha="left",
                       textcoords="offset points", fontsize=7, color=GREY)  # fmt: skip
         _draw_delta(axis, dataset, records, cost)
         axis.set_title(f"{NAME[dataset]}, {level} privacy level: {title}")
@@ -240,7 +247,7 @@ def _draw_curves(axis: Axes, dataset: str, records: Sequence[Record], contenders
         values = [m.value for _, m in points]
         errors = [0.0 if math.isnan(m.error) else m.error for _, m in points]
         colour = COLOURS[who.partition("/")[0]]
-        label = LABELS[who] + (" (diverged)" if values[-1] < CHANCE else "")
+        label = LABELS[who] + (" (diverged)" if diverged(trained(records, who)) else "")
         axis.plot(epochs, values, color=colour, linestyle=STYLES.get(who, "-"), label=label)
         axis.fill_between(
             epochs, [v - e for v, e in zip(values, errors, strict=True)],

@@ -6,11 +6,13 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from matplotlib.image import imread
 
+from adadp import algorithms
 from adadp.reproduce import drawing, ledger_of_claims
-from adadp.reproduce.item import Finding, Item, Options
+from adadp.reproduce.item import Finding, Item, Options, Record
 from adadp.reproduce.records import Records
 
 
@@ -45,8 +47,8 @@ def check(items: Mapping[str, Item], records: Records, claims: Path) -> list[str
     """What differs when everything is made again from the records: an empty list where nothing does.
 
     Records have to be those of the jobs that an item has today. Pages are compared letter by letter; SVGs, but for
-    embedded bitmaps, number by number (places on the page, in points) to a tenth, and PNGs by their pixels to 2 of 255
-    on average: libraries round differently.
+    embedded bitmaps, number by number (places on the page, in points) to a tenth; in PNGs two pixels of a thousand may
+    differ by more than an eighth: libraries round differently.
     """
     differing = [f"{item.name}: {found}" for item in items.values() if (found := _stale(item, records))]
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +84,9 @@ def same_drawing(one: str, other: str) -> bool:
 
 def _same_pixels(one: Path, other: Path) -> bool:
     images = [imread(path) for path in (one, other)]
-    return images[0].shape == images[1].shape and float(abs(images[0] - images[1]).mean()) <= 2 / 255
+    if images[0].shape != images[1].shape:
+        return False
+    return float((abs(images[0] - images[1]).max(-1) > 32 / 255).mean()) <= 0.002
 
 
 _SAME: dict[str, Callable[[Path, Path], bool]] = {
@@ -103,4 +107,18 @@ def _stale(item: Item, records: Records) -> str:
     found = {record["key"] for record in kept}
     known = set().union(*wanted)
     whole = any(keys <= found for keys in wanted)
-    return "" if found <= known and whole else "its records were made with other settings than today's"
+    if not (found <= known and whole):
+        return "its records were made with other settings than today's"
+    other = sorted({r["settings"]["who"] for r in kept if r["work"] == "train" and not _of_today(r)})
+    return f"{', '.join(other)} ran with other defaults than today's: run it again with --force" if other else ""
+
+
+def _of_today(record: Record) -> bool:
+    """Whether a run's settings, all of them, are those that its algorithm would have now."""
+    said, used = record["settings"], record["used"]
+    now = algorithms.create(said["algorithm"], said.get("reading"), said.get("set")).settings
+    return all(value is None or used[key] == _rounded(value) for key, value in now.items()) and set(now) == set(used)
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value

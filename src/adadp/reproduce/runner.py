@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import torch
 
 from adadp import models
-from adadp.data import load
+from adadp.data import cache_folder, load
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.item import Item, Job, Options, Record
@@ -46,6 +48,7 @@ def run(
     force: bool = False,
     data_dir: Path | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Summary:
     """Run the jobs of `items` that have no record in `out` yet."""
     started, summary, records = time.perf_counter(), Summary(), Records(out)
@@ -54,15 +57,22 @@ def run(
             raise ConfigurationError(
                 f"{out} holds {'full' if options.quick else 'quick'} results of {item.name}: give --out another folder"
             )
-    known = records.known(forget=items if force else ())
     wanted: dict[str, list[Job]] = {}
     checked: dict[tuple[str, str], str] = {}
     for item in items:
-        missing = _missing(item, data_dir, options.device, checked)
+        missing = _missing(item, data_dir, options, checked, say)
         if missing:
             summary.outcomes[item.name] = f"skipped: {missing}"
+        else:
+            wanted[item.name] = item.jobs(options)
+    again = {job.key for jobs in wanted.values() for job in jobs} if force else set()
+    for item in items if force else ():
+        if item.name in wanted:
+            records.forget(item, again)
+    known = {key: record for key, record in records.known().items() if key not in again}
+    for item in items:
+        if item.name not in wanted:
             continue
-        wanted[item.name] = item.jobs(options)
         done = all(job.key in known for job in wanted[item.name])
         if done and {record["key"] for record in records.of(item)} >= {job.key for job in wanted[item.name]}:
             summary.outcomes[item.name] = "already finished"
@@ -101,22 +111,32 @@ def run(
     return summary
 
 
-def _missing(item: Item, data_dir: Path | None, device: str, checked: dict[tuple[str, str], str]) -> str:
+def _missing(
+    item: Item, data_dir: Path | None, options: Options, checked: dict[tuple[str, str], str], say: Callable[[str], None]
+) -> str:
     """Why an item cannot be run here; empty where it can. What it needs pre-trained is trained now."""
     needs = [("data", name) for name in item.datasets] + [("weights", net) for net in item.pretrained]
     for kind, name in needs:
         if (kind, name) not in checked:
-            checked[kind, name] = ""
             try:
+                checked[kind, name] = ""
                 if kind == "data":
                     load(name, data_dir=data_dir)
-                else:
-                    models.pretrain(name, data_dir=data_dir, device=device)
+                elif not _pretrained(name):
+                    if options.quick:
+                        checked[kind, name] = f"its convolutions are not pre-trained yet: adadp pretrain {name}"
+                    else:
+                        say(f"pre-training the {name} net's convolutions on CIFAR-100, once (adadp pretrain {name})")
+                        models.pretrain(name, data_dir=data_dir, device=options.device)
             except (PrivacyError, OSError) as error:
                 checked[kind, name] = " ".join(str(error).split())
         if checked[kind, name]:
             return checked[kind, name]
     return ""
+
+
+def _pretrained(net: str) -> bool:
+    return any((cache_folder() / "weights").glob(f"{net}-cifar100-*.safetensors"))
 
 
 # ---- workers ------------------------------------------------------------------------------------------------------
@@ -127,7 +147,15 @@ _bench: Bench | None = None
 def _begin(device: str, data_dir: Path | None, scratch: Path) -> None:
     global _bench
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _bench = Bench(device, data_dir, scratch)
+
+
+def _end_with(parent: int) -> None:
+    """Nobody would keep what a worker computes after its parent was killed."""
+    while os.getppid() == parent:
+        time.sleep(2)
+    os._exit(1)
 
 
 def _work(job: Job) -> Record:
@@ -135,38 +163,64 @@ def _work(job: Job) -> Record:
     return _done(job, _bench)
 
 
+def _said(job: Job) -> Record:
+    return {"work": job.work.__name__, "settings": dict(job.settings), "seed": job.seed}
+
+
 def _done(job: Job, bench: Bench) -> Record:
     started = time.perf_counter()
-    said = {"work": job.work.__name__, "settings": dict(job.settings), "seed": job.seed}
     try:
         found = job.work(job.settings, job.seed, bench)
     except Exception as error:  # one job that fails must not take the others along
-        return {**said, "failed": f"{type(error).__name__}: {error}"}
-    return {**said, "seconds": round(time.perf_counter() - started, 2), "device": bench.device_name, **found}
+        return {**_said(job), "failed": f"{type(error).__name__}: {error}"}
+    return {**_said(job), "seconds": round(time.perf_counter() - started, 2), "device": bench.device_name, **found}
 
 
 def _results(
     todo: dict[str, Job], device: str, data_dir: Path | None, scratch: Path, workers: int
 ) -> Iterator[tuple[str, Record]]:
     """(key, record) as jobs end: the longest begin first, those that measure time come last and by themselves."""
-    order = sorted(todo.items(), key=lambda pair: -pair[1].cost)
-    together = [(key, job) for key, job in order if not job.alone]
-    workers = min(workers, len(together))
-    if workers > 1:
+    order = dict(sorted(todo.items(), key=lambda pair: -pair[1].cost))
+    together = {key: job for key, job in order.items() if not job.alone}
+    if min(workers, len(together)) > 1:
         # A dozen processes share the machine: more threads in each would only wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        with ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(device, data_dir, scratch)
-        ) as pool:
-            running: dict[Future[Record], str] = {pool.submit(_work, job): key for key, job in together}
-            try:
-                while running:
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        yield running.pop(future), future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        together = []
+        yield from _in_processes(together, (device, data_dir, scratch), workers)
+        together = {}
     bench = Bench(device, data_dir, scratch)
-    for key, job in [*together, *((key, job) for key, job in order if job.alone)]:
+    for key, job in [*together.items(), *((key, job) for key, job in order.items() if job.alone)]:
         yield key, _done(job, bench)
+
+
+def _in_processes(
+    jobs: dict[str, Job], given: tuple[str, Path | None, Path], workers: int
+) -> Iterator[tuple[str, Record]]:
+    """As `_results`. When a process dies, the rest goes on in half as many; the job of a lone one that dies failed."""
+    left = dict(jobs)
+    while left:
+        workers = min(workers, len(left))
+        try:
+            for key, record in _pool(left, given, workers):
+                del left[key]
+                yield key, record
+        except BrokenProcessPool:
+            if workers == 1:
+                key = next(iter(left))
+                yield key, {**_said(left.pop(key)), "failed": "its process died: out of memory?"}
+            workers = max(1, workers // 2)
+
+
+def _pool(jobs: dict[str, Job], given: tuple[str, Path | None, Path], workers: int) -> Iterator[tuple[str, Record]]:
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=given)
+    running: dict[Future[Record], str] = {pool.submit(_work, job): key for key, job in jobs.items()}
+    try:
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                key = running.pop(future)
+                yield key, future.result()
+    finally:
+        processes = list(pool._processes.values())
+        pool.shutdown(wait=not running, cancel_futures=True)
+        if running:  # interrupted: what is under way is lost, and must not go on
+            for process in processes:
+                process.terminate()

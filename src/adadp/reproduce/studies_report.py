@@ -130,7 +130,7 @@ def _lr(found: dict[str, Points]) -> list[Finding]:
 
 def _beta(found: dict[str, Points]) -> list[Finding]:
     flat, above = {}, {}
-    for name, points in _each(found):
+    for name, points in _each(found)[:2]:  # the sound form has no beta
         values = [m.value for m in points.values()]
         flat[name] = word(max(values) - min(values) <= RESISTANT), f"within {max(values) - min(values):.1f} points"
         above[name] = _best(points, 1.2)

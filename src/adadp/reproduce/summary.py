@@ -65,8 +65,12 @@ def word(holds: bool) -> Word:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Markdown."""
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+    lines = ["|" + " --- |" * len(head), *(_row(row) for row in rows)]
+    return "\n".join([_row(head), *lines])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def paragraph(*sentences: str) -> str:
