@@ -152,7 +152,13 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     children = subprocess.run(["ps", "--ppid", str(parent.pid), "-o", "pid="], capture_output=True, text=True).stdout
     parent.kill()
     parent.wait()
-    _until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children.split()))
+    _until(lambda: not any(_lives(pid) for pid in children.split()))
+
+
+def _lives(pid):
+    """A zombie, which waits for a parent that does not look, does not."""
+    state = subprocess.run(["ps", "-p", pid, "-o", "state="], capture_output=True, text=True).stdout.strip()
+    return state not in ("", "Z")
 
 
 def _until(done, seconds=40):
