@@ -44,16 +44,21 @@ class Finding:
     inside: tuple[float, ...]
 
 
+def least_trials(canaries: int, claim: Claim, confidence: float) -> int:
+    """How many trials an audit needs to have a chance: twice what a faultless attack would, since real ones err."""
+    needed = max(_LEAST_PILOT * canaries / PILOT, 2 * trials_needed(claim, confidence) / (1 - PILOT))
+    return int(needed) + 1
+
+
 def check_trials(trials: int, canaries: int, claim: Claim, confidence: float) -> None:
     """Refuse an audit that could not find anything, whatever there is to find."""
     if not 0.5 < confidence < 1:
         raise ConfigurationError(f"confidence must be above 0.5 and below 1, not {confidence!r}")
-    # Twice what a faultless attack would need: real ones err.
-    least = max(_LEAST_PILOT * canaries / PILOT, 2 * trials_needed(claim, confidence) / (1 - PILOT))
+    least = least_trials(canaries, claim, confidence)
     if trials < least:
         raise ConfigurationError(
             f"{trials} trials are too few to contradict anything at confidence {confidence:g}: at least "
-            f"{int(least) + 1} are needed ({PILOT:.0%} of them choose among {canaries} canaries and are not counted)"
+            f"{least} are needed ({PILOT:.0%} of them choose among {canaries} canaries and are not counted)"
         )
 
 
