@@ -31,10 +31,10 @@ class Whisper(Flat):
 @pytest.mark.parametrize("threat", ["white-box", "black-box"])
 def test_example_canaries_find_little_noise_and_leave_enough_noise_alone(threat: str) -> None:
     broken = audit.for_clipping(lambda task: Whisper(1.0), epsilon=2.0, setting=SETTING)
-    found = audit.audit(broken, threat=threat, trials=260, seed=1)
+    found = audit.audit(broken, threat=threat, trials=180, seed=1)
     assert found.verdict == "violated"
     sound = audit.for_clipping(lambda task: Flat(1.0), epsilon=2.0, setting=SETTING)
-    found = audit.audit(sound, threat=threat, trials=260, seed=1, confidence=0.99)
+    found = audit.audit(sound, threat=threat, trials=180, seed=1, confidence=0.99)
     assert found.verdict == "consistent"
 
 
@@ -65,10 +65,11 @@ def test_a_shape_that_leaks_is_found() -> None:
         return Ellipsoid(1.0, shape=Kronecker(0.25, -0.25), source=source)
 
     leaking = audit.for_clipping(lambda task: shaped(RawCalledSound()), epsilon=2.0, setting=SETTING)
-    assert audit.audit(leaking, trials=300, seed=1).verdict == "violated"
+    threat = GradientThreat(leaking, names=("steering",))
+    assert audit.audit(leaking, threat=threat, trials=150, seed=1).verdict == "violated"
     released = audit.for_clipping(lambda task: shaped(Released()), epsilon=2.0, setting=SETTING)
     threat = GradientThreat(released, names=("steering",))
-    assert audit.audit(released, threat=threat, trials=300, seed=1, confidence=0.99).verdict == "consistent"
+    assert audit.audit(released, threat=threat, trials=150, seed=1, confidence=0.99).verdict == "consistent"
 
 
 class FreeObjectives(SearchStep):
@@ -80,9 +81,10 @@ class FreeObjectives(SearchStep):
 
 def test_what_a_line_search_shows_besides_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     target = audit.for_algorithm("agd", epsilon=2.0, setting=SETTING)
-    assert audit.audit(target, trials=240, seed=2, confidence=0.99).verdict == "consistent"
+    names = ("flipping", "opposed")
+    assert audit.audit(target, canaries=names, trials=150, seed=2, confidence=0.99).verdict == "consistent"
     monkeypatch.setattr(algorithms.agd, "SearchStep", FreeObjectives)
-    assert audit.audit(target, trials=240, seed=2).verdict == "violated"
+    assert audit.audit(target, canaries=names, trials=150, seed=2).verdict == "violated"
 
 
 def test_pca_with_rows_that_are_not_bounded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
