@@ -103,7 +103,8 @@ def _summary_findings(
         said = "; ".join(f"{NAMES[r]} {_signed(g)}" + (" (diverges)" if r in lost else "") for r, g in gains.items())
         best[name] = "cannot be known" if ahead and lost else word(ahead), said
         gap = ends["sgd"].less(ends[f"adadp/{name}"])
-        near[name] = word(gap.value <= COMPARABLE), f"{ends[f'adadp/{name}']}% against {ends['sgd']}% without privacy"
+        verdict: Word = "cannot be known" if gap.error > COMPARABLE else word(gap.value <= COMPARABLE)
+        near[name] = verdict, f"{ends[f'adadp/{name}']}% against {ends['sgd']}% without privacy"
     found = [Finding(f"best-{dataset}-{level}", best), Finding(f"comparable-{dataset}-{level}", near)]
     agd, planned = trained(records, "agd"), int(records[0]["settings"]["steps"])
     done = max(record["steps_done"] for record in agd)
