@@ -101,7 +101,6 @@ def test_released_moments_are_free_of_the_noise_on_average() -> None:
         sums = {name: torch.zeros_like(p) for name, p in stand.model.named_parameters()}
         noisy = {k: stand.sigma * torch.randn(v.shape, generator=stand.generator).double() for k, v in sums.items()}
         shape._squares.clear()
-        shape._values.clear()
         plain = {}
         shape.learn = lambda name, statistics, plain=plain: plain.update({name: statistics["square"]})
         stand.clipping.release(noisy, dict.fromkeys(noisy, stand.sigma))

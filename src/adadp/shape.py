@@ -248,10 +248,7 @@ class Diagonal(Shape):
     def __init__(self, before: float = 0.5, after: float = 0.0, *, damping: float = 0.1) -> None:
         super().__init__(before, after, damping)
         self._squares: dict[str, Tensor] = {}
-        self._values: dict[str, Tensor] = {}
-        self._scales: dict[
-            str, Tensor
-        ] = {}  # S^-before, used at every step and made anew only when something is learnt
+        self._powers: dict[tuple[str, float], Tensor] = {}  # made where they are needed, until something is learnt
 
     def mean_square(self, name: str, parameter: Tensor) -> Tensor:
         """E' itself: the mean squared gradient of each coordinate, zero where nothing was learnt yet."""
@@ -280,21 +277,28 @@ class Diagonal(Shape):
         return {"square": self.apply(name, torch.ones_like(gradient) * stddev, self.before).square()}
 
     def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
-        square = statistics["square"].clamp_min(0)
-        self._squares[name] = square
-        mean = square.mean().clamp_min(torch.finfo(square.dtype).tiny)
-        self._values[name] = square / mean + self.damping
-        self._scales[name] = self._values[name] ** -self.before
+        self._squares[name] = statistics["square"].clamp_min(0)
+        for key in [key for key in self._powers if key[0] == name]:
+            del self._powers[key]
+
+    def _power(self, name: str, exponent: float) -> Tensor:
+        """The moments, scaled to mean 1 and damped, raised to `exponent`."""
+        key = (name, exponent)
+        if key not in self._powers:
+            square = self._squares[name]
+            mean = square.mean().clamp_min(torch.finfo(square.dtype).tiny)
+            self._powers[key] = (square / mean + self.damping) ** exponent
+        return self._powers[key]
 
     def apply_before(self, name: str, form: PerExample) -> PerExample:
-        if self.before == 0 or name not in self._values:
+        if self.before == 0 or name not in self._squares:
             return form
-        return form.scaled(self._scales[name])
+        return form.scaled(self._power(name, -self.before))
 
     def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
-        if exponent == 0 or name not in self._values:
+        if exponent == 0 or name not in self._squares:
             return tensor
-        return tensor * (self._values[name] ** exponent).to(tensor.dtype)
+        return tensor * self._power(name, exponent).to(tensor.dtype)
 
 
 class Kronecker(Shape):

@@ -85,6 +85,8 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
 
 
 def _averaged(old: Statistics | None, new: Statistics, decay: float) -> Statistics:
+    if decay == 0:
+        return new
     return {key: (1 - decay) * value + (0 if old is None else decay * old[key]) for key, value in new.items()}
 
 
@@ -157,8 +159,12 @@ class _Synthetic(Source):
 
 
 def _accumulate(total: Statistics, more: Statistics) -> None:
+    """Add `more` to `total`, in place: both are ours alone."""
     for key, value in more.items():
-        total[key] = total[key] + value if key in total else value
+        if key in total:
+            total[key] += value
+        else:
+            total[key] = value
 
 
 class Probe(_Synthetic):

@@ -444,13 +444,7 @@ class Products(PerExample):
     def finite(self) -> Tensor:
         if self.tokens > 1:
             return super().finite()
-        # Of a product of two vectors the largest entry is the product of the largest: the others need not be made.
-        return (_largest_entry(self.inputs) * _largest_entry(self.outputs)).isfinite()
-
-
-def _largest_entry(vectors: Tensor) -> Tensor:
-    """Of each example, NaN where it holds one."""
-    return flattened(vectors).abs().amax(1) if vectors.numel() else vectors.new_zeros(len(vectors))
+        return self.squared_norms().isfinite()  # of two vectors: the norms are at hand, the products need not be made
 
 
 class ScaledVectors(PerExample):
