@@ -63,6 +63,9 @@ class Setting:
     tuning: bool
 
 
+#: Gradients taken where the momentum is about to carry the weights (Nesterov).
+EXTRAPOLATED = "Kronecker (1/4, 0), probes, extrapolated"
+
 Maker = Callable[[int, torch.Generator], Tensor]
 
 
@@ -86,6 +89,11 @@ def methods(bound: float, pink: Maker, blobs: Maker, public: list[Tensor]) -> di
         "Kronecker (1/4, 0), damping 1": lambda: kronecker(0.25, 0.0, Probe(pink), damping=1.0),
         "Kronecker (1/4, 0), refresh 10": lambda: kronecker(0.25, 0.0, Probe(pink, every=10)),
         "Kronecker (1/4, 0), refresh 400": lambda: kronecker(0.25, 0.0, Probe(pink, every=400)),
+        "Kronecker (1/4, 0), 256 probes": lambda: kronecker(0.25, 0.0, Probe(pink, count=256)),
+        "Kronecker (1/4, 0), 128 probes every 25, averaged": lambda: kronecker(
+            0.25, 0.0, Probe(pink, count=128, every=25, decay=0.5)
+        ),
+        EXTRAPOLATED: lambda: kronecker(0.25, 0.0, Probe(pink)),
         "rows and columns (1/4, 0), probes": lambda: kronecker(0.25, 0.0, Probe(pink), rank=0),
         "Kronecker (1/4, 0), released": lambda: kronecker(0.25, 0.0, Released(every=10)),
         "rows and columns (1/4, 0), paid": lambda: kronecker(0.25, 0.0, Paid(share=0.1, every=10), rank=0),
@@ -164,7 +172,8 @@ class Bench:
             lambda count, generator: prepare(Blobs(shape)(count, generator)),
             list(prepare(other).split(256)),
         )[setting.method]()
-        optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate, momentum=0.9)
+        ahead = setting.method == EXTRAPOLATED
+        optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate, momentum=0.9, nesterov=ahead)
         engine = PrivacyEngine(seed=setting.seed)
         model, private, loader = engine.make_private(
             module=model,
@@ -296,8 +305,10 @@ def tuning_table(rows: list[dict[str, Any]]) -> str:
 
 def _cell(rows: list[dict[str, Any]]) -> str:
     values = [100 * row["accuracy"] for row in rows]
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.2f} ± {error:.2f} (rate {rows[0]['rate']:g})"
+    if len(values) == 1:
+        return f"{values[0]:.2f} (one seed, rate {rows[0]['rate']:g})"
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.mean(values):.2f} ± {error:.2f} ({len(values)} seeds, rate {rows[0]['rate']:g})"
 
 
 def show(out: Path) -> None:
@@ -305,6 +316,8 @@ def show(out: Path) -> None:
     main_rows, others = (json.loads((out / f"{part}.json").read_text())["rows"] for part in ("main", "ablations"))
     text = (
         table(main_rows)
+        + "\n## Other shapes, sources, exponents, damping and refreshes, epsilon 1\n"
+        + table(others)
         + "\n"
         + tuning_table([row for row in main_rows if row["model"] == "tanh-cnn" and row["epsilon"] == 1.0] + others)
     )
