@@ -265,9 +265,9 @@ def _draw_delta(axis: Axes, dataset: str, records: Sequence[Record], cost: Recor
     right.spines["right"].set_visible(True)
     right.grid(visible=False)
     epochs = [step * lot / EXAMPLES[dataset] for step in cost["claimed"]["steps"]]
-    right.plot(epochs, cost["claimed"]["delta"], color="black", linewidth=1.0)
     agd = trained(records, "agd")[0]["claimed"]
-    right.plot([step * lot / EXAMPLES[dataset] for step in agd["steps"]], agd["delta"], color="#999999", linewidth=1.0)
+    right.plot([step * lot / EXAMPLES[dataset] for step in agd["steps"]], agd["delta"], color="#999999", linewidth=2.0)
+    right.plot(epochs, cost["claimed"]["delta"], color="black", linewidth=1.0)
     right.set_yscale("log")
     right.set_ylim(1e-10, 1e-2)
     right.set_ylabel(rf"$\delta_*$ at $\epsilon$ = {epsilon:g} (Theorem 1; grey: AGD)", fontsize=8)
@@ -287,5 +287,6 @@ def _ablation_figure(dataset: str, records: Sequence[Record]) -> Figure:
         axis.set_title(f"{NAME[dataset]}: {title}")
         _legend(axis)
     panels[0].set_ylabel("test accuracy (%)")
-    panels[0].set_ylim(0, 100)
+    top = max(m.value for who in LABELS for _, m in curve(trained(records, who)))
+    panels[0].set_ylim(0, min(100, 10 * math.ceil((top + 1) / 10)))
     return figure

@@ -55,6 +55,8 @@ def accuracy(records: Sequence[Record]) -> Mean:
 def curve(records: Sequence[Record]) -> list[tuple[int, Mean]]:
     """Accuracy in percent against steps, at the marks that all seeds have."""
     every = [dict(record["curve"]) for record in records]
+    if not every:
+        return []
     return [(step, mean(100 * c[step] for c in every)) for step in every[0] if all(step in c for c in every)]
 
 
