@@ -78,7 +78,7 @@ class Bench:
     def features(self, net: str) -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
         """CIFAR-10 through convolutions pre-trained on CIFAR-100, the map itself, and some public features.
 
-        The "resnet"'s are moved by the mean of public ones and divided by their mean length after that: public numbers.
+        The "resnet"'s are divided by the mean length of public ones: a public constant.
         """
 
         @torch.no_grad()
@@ -93,13 +93,9 @@ class Bench:
                 return torch.cat([convolutions(part.to(self.device)) for part in torch.split(images, 1000)])
 
             public = of(self.public_images()[:10_000])
-            middle = public.mean(0) if net == "resnet" else torch.zeros_like(public[0])
-            length = (public - middle).norm(dim=1).mean() if net == "resnet" else torch.ones_like(public[0, 0])
-
-            def scaled(images: Tensor) -> Tensor:
-                return (of(images) - middle) / length
-
+            scale = float(public.norm(dim=1).mean()) if net == "resnet" else 1.0
             images, labels, tested, answers = self.images("cifar10")
-            return (scaled(images), labels, scaled(tested), answers), scaled, (public - middle) / length
+            split = (of(images) / scale, labels, of(tested) / scale, answers)
+            return split, lambda x: of(x) / scale, public / scale
 
         return self._once(("features", net), make)
