@@ -25,6 +25,7 @@ class Block(nn.Module):
         self.first_norm = _norm(outer)
         self.second = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
         self.second_norm = _norm(outer)
+        nn.init.zeros_(self.second_norm.weight)  # a block starts as its shortcut, which is easier to train from
         same = stride == 1 and inner == outer
         self.shortcut = nn.Identity() if same else nn.Conv2d(inner, outer, 1, stride=stride, bias=False)
 
@@ -36,17 +37,19 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, three stages of `depth` blocks (32, 64, 128 channels), mean over positions, one linear layer.
+    """Stem, three stages of `depth` blocks (`width` channels, then twice, then four times), their mean, a linear layer.
 
     Input (n, channels, height, width) of any size from 8x8, output logits (n, classes). `features` maps
-    images to (n, 128); `head` is the linear layer.
+    images to (n, 4 * width); `head` is the linear layer.
     """
 
-    def __init__(self, channels: int = 3, classes: int = 10, *, depth: int = 2, frozen: bool = False) -> None:
+    def __init__(
+        self, channels: int = 3, classes: int = 10, *, depth: int = 2, width: int = 64, frozen: bool = False
+    ) -> None:
         super().__init__()
-        stages: list[nn.Module] = [nn.Conv2d(channels, 32, 3, padding=1, bias=False), _norm(32), nn.ReLU()]
-        inner = 32
-        for outer, stride in ((32, 1), (64, 2), (128, 2)):
+        stages: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), _norm(width), nn.ReLU()]
+        inner = width
+        for outer, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
             for position in range(depth):
                 stages.append(Block(inner, outer, stride if position == 0 else 1))
                 inner = outer

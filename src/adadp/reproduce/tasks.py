@@ -5,7 +5,7 @@
 | `mnist-pca` | MNIST through DP-PCA, 60 directions | the paper's net, 60 -> 1000 ReLU -> 10 |
 | `mnist-cnn` | MNIST as it is | the tanh CNN |
 | `cifar10-paper` | CIFAR-10 through convolutions pre-trained on CIFAR-100 | 4096 -> 384 -> 192 -> 10 |
-| `cifar10-resnet` | CIFAR-10 through a ResNet pre-trained on CIFAR-100 | 128 -> 10 |
+| `cifar10-resnet` | CIFAR-10 through a ResNet pre-trained on CIFAR-100 | 256 -> 10 |
 """
 
 from __future__ import annotations
