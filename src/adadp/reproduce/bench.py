@@ -78,7 +78,7 @@ class Bench:
     def features(self, net: str) -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
         """CIFAR-10 through convolutions pre-trained on CIFAR-100, the map itself, and some public features.
 
-        The "resnet"'s are divided by the mean length of public ones: a public constant.
+        The "resnet"'s are centred on the mean of public ones and divided by their mean length: public constants.
         """
 
         @torch.no_grad()
@@ -93,9 +93,15 @@ class Bench:
                 return torch.cat([convolutions(part.to(self.device)) for part in torch.split(images, 1000)])
 
             public = of(self.public_images()[:10_000])
-            scale = float(public.norm(dim=1).mean()) if net == "resnet" else 1.0
+            centre, scale = torch.zeros_like(public[0]), 1.0
+            if net == "resnet":
+                centre = public.mean(0)
+                scale = float((public - centre).norm(dim=1).mean())
+
+            def rows(images: Tensor) -> Tensor:
+                return (of(images) - centre) / scale
+
             images, labels, tested, answers = self.images("cifar10")
-            split = (of(images) / scale, labels, of(tested) / scale, answers)
-            return split, lambda x: of(x) / scale, public / scale
+            return (rows(images), labels, rows(tested), answers), rows, (public - centre) / scale
 
         return self._once(("features", net), make)

@@ -37,9 +37,9 @@ def train(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any
     """Train, and note the test accuracy at `marks(...)`.
 
     `settings`: task, algorithm, reading, set (the algorithm's own settings), lot, steps, delta, and noise_multiplier
-    or target_epsilon (by PLD; neither: no privacy); optionally pca_noise_multiplier, clipping, marks, stop (end there,
-    of a run planned for `steps`), epsilon (where the cost depends on the run, delta_* at this epsilon), snapshots
-    (steps at which gradients are looked at).
+    or target_epsilon (by PLD; neither: no privacy); optionally pca_noise_multiplier, clipping, rate_times_noise (the
+    learning rate follows), marks, stop (end there, of a run planned for `steps`), epsilon (where the cost depends on
+    the run, delta_* at this epsilon), snapshots (steps at which gradients are looked at).
     """
     task = prepare(settings, seed, bench)
     run = _Run(settings, seed, task, bench.device)
@@ -74,9 +74,10 @@ class _Run:
         self.seed = seed
         torch.manual_seed(derived(seed, "initial weights"))
         self.model = task.model().to(device)
-        self.algorithm: Algorithm = algorithms.create(
-            settings["algorithm"], settings.get("reading"), settings.get("set")
-        )
+        own = dict(settings.get("set") or {})
+        if "rate_times_noise" in settings and self.noise is not None:
+            own["lr"] = settings["rate_times_noise"] / self.noise
+        self.algorithm: Algorithm = algorithms.create(settings["algorithm"], settings.get("reading"), own)
         if self.noise is not None:
             weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
             self.algorithm.settle(lot=self.lot, steps=self.steps, noise_multiplier=self.noise, weights=weights)
