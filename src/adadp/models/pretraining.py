@@ -74,8 +74,7 @@ def pretrain(
     recipe = recipe or RECIPES[name]
     path = None
     if cache and data is None:
-        settings = "-".join(f"{key}{value:g}" for key, value in asdict(recipe).items())
-        path = cache_folder() / "weights" / f"{name}-cifar100-{settings}.safetensors"
+        path = weights_path(name, recipe)
         kept = _read(path, name, recipe)
         if kept is not None:
             return Pretrained(kept, path)
@@ -88,6 +87,12 @@ def pretrain(
             weights, None, f"{public.name}, on which the features were trained without privacy, is public"
         )
     return Pretrained(weights, path)
+
+
+def weights_path(name: str, recipe: Recipe | None = None) -> Path:
+    """Where `pretrain` keeps the features of a net, whether they are there or not."""
+    settings = "-".join(f"{key}{value:g}" for key, value in asdict(recipe or RECIPES[name]).items())
+    return cache_folder() / "weights" / f"{name}-cifar100-{settings}.safetensors"
 
 
 def load_features(model: nn.Module, pretrained: Pretrained, *, frozen: bool = True) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from adadp import models
-from adadp.data import cache_folder, load
+from adadp.data import load
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.item import Item, Job, Options, Record
@@ -122,7 +122,7 @@ def _missing(
                 checked[kind, name] = ""
                 if kind == "data":
                     load(name, data_dir=data_dir)
-                elif not _pretrained(name):
+                elif not models.weights_path(name).exists():
                     if options.quick:
                         checked[kind, name] = f"its convolutions are not pre-trained yet: adadp pretrain {name}"
                     else:
@@ -133,10 +133,6 @@ def _missing(
         if checked[kind, name]:
             return checked[kind, name]
     return ""
-
-
-def _pretrained(net: str) -> bool:
-    return any((cache_folder() / "weights").glob(f"{net}-cifar100-*.safetensors"))
 
 
 # ---- workers ------------------------------------------------------------------------------------------------------
