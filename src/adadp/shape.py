@@ -33,6 +33,10 @@ class Factor(ABC):
     def apply(self, tensor: Tensor) -> Tensor:
         """`tensor @ F`."""
 
+    def apply_left(self, tensor: Tensor) -> Tensor:
+        """`F @ tensor`."""
+        return self.apply(tensor.mT).mT
+
     @abstractmethod
     def matrix(self, size: int, like: Tensor) -> Tensor:
         """F itself."""
@@ -92,6 +96,9 @@ class _Full(Factor):
 
     def apply(self, tensor: Tensor) -> Tensor:
         return tensor @ self.values.to(tensor.dtype)
+
+    def apply_left(self, tensor: Tensor) -> Tensor:
+        return self.values.to(tensor.dtype) @ tensor  # not the transpose of a product: a batch of them is slow to copy
 
     def matrix(self, size: int, like: Tensor) -> Tensor:
         return self.values.to(like.dtype)
@@ -411,4 +418,4 @@ class Kronecker(Shape):
             return tensor
         left, right = self._pair(name, exponent)
         matrix = right.apply(tensor.reshape(len(tensor), -1)) if tensor.ndim > 1 else tensor.reshape(-1, 1)
-        return left.apply(matrix.mT).mT.reshape(tensor.shape)
+        return left.apply_left(matrix).reshape(tensor.shape)

@@ -14,7 +14,15 @@ from torch.nn import functional as F  # noqa: N812
 
 from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, norms, squares, unit_roundoff
 from adadp.gradients.layer import Layer, Taps, no_batch, supports
-from adadp.gradients.per_example import DENSE_BYTES, Dense, PerExample, Recomputed, fits, stored_or_recomputed
+from adadp.gradients.per_example import (
+    DENSE_BYTES,
+    Dense,
+    PerExample,
+    Recomputed,
+    between,
+    fits,
+    stored_or_recomputed,
+)
 
 if TYPE_CHECKING:
     from adadp.shape import Factor
@@ -135,7 +143,15 @@ class Convolution(PerExample):
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        return (self._stored if self._keeps else Recomputed(self.dense, self.count, self.shape)).sandwiched(left, right)
+        if self.geometry.groups > 1:
+            kept = self._stored if self._keeps else Recomputed(self.dense, self.count, self.shape)
+            return kept.sandwiched(left, right)
+        # A row of the gradient is a channel of the outputs: there the factor has far less to multiply.
+        outputs = left.apply_left(self.outputs.flatten(2)).reshape(self.outputs.shape)
+        turned = Convolution(self.inputs, outputs, self.geometry)
+        if self._keeps:
+            return turned._stored.times(right)
+        return Recomputed(lambda e: between(None, turned.dense(e), right, self.shape), self.count, self.shape)
 
 
 @supports(nn.Conv1d, nn.Conv2d, nn.Conv3d)

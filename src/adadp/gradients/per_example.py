@@ -157,19 +157,23 @@ class Dense(PerExample):
         return Dense(self.gradients * scale.to(self.gradients.dtype))
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        # On the left at once: those products are then what is summed, and no rounding stands between.
+        turned = left.apply_left(self.gradients.reshape(self.count, *self.matrix))
+        return Dense(turned.reshape(self.gradients.shape)).times(right)
+
+    def times(self, right: Factor) -> PerExample:
+        """Gradients g R of a parameter seen as a matrix."""
         if not right.low_rank:
-            return Dense(between(left, self.gradients, right, self.shape))
-        # On the left as before: those products are then what is summed, and no rounding stands between.
-        turned = Dense(left.apply(self.gradients.reshape(self.count, *self.matrix).mT).mT.reshape(self.gradients.shape))
-        matrices = turned.gradients.view(self.count, *self.matrix)
-        return Sandwiched(turned, None, right, lambda: right.norms(matrices, turned.norms))
+            return Dense(between(None, self.gradients, right, self.shape))
+        matrices = self.gradients.reshape(self.count, *self.matrix)
+        return Sandwiched(self, None, right, lambda: right.norms(matrices, self.norms))
 
 
 def between(left: Factor | None, gradients: Tensor, right: Factor, shape: Sequence[int]) -> Tensor:
     """L g R of gradients [..., *shape], each seen as a matrix (first dimension by the rest)."""
     matrices = gradients.reshape(*gradients.shape[: gradients.ndim - len(shape)], shape[0], -1)
     product = right.apply(matrices)
-    return (product if left is None else left.apply(product.mT).mT).reshape(gradients.shape)
+    return (product if left is None else left.apply_left(product)).reshape(gradients.shape)
 
 
 class Sandwiched(PerExample):
