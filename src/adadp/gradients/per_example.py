@@ -163,10 +163,22 @@ class Dense(PerExample):
 
     def times(self, right: Factor) -> PerExample:
         """Gradients g R of a parameter seen as a matrix."""
-        if not right.low_rank:
+        amplified = amplification(self.gradients, right)
+        if not (right.low_rank and amplified <= MOST_AMPLIFIED):
             return Dense(between(None, self.gradients, right, self.shape))
         matrices = self.gradients.reshape(self.count, *self.matrix)
-        return Sandwiched(self, None, right, lambda: right.norms(matrices, self.norms))
+        return Sandwiched(self, None, right, lambda: right.norms(matrices, self.norms) * (1 + 4 * amplified))
+
+
+# Where a sum is multiplied by L and R instead of each example, so are the rounding errors of that sum, made while it
+# was still one of g. An example that L and R make small has a large weight and large errors; those of a whole
+# microbatch, which one example more may turn, must stay far below what one example may add.
+MOST_AMPLIFIED = 2.0**-15
+
+
+def amplification(tensor: Tensor, *factors: Factor) -> float:
+    """The relative error of one product of `tensor`'s values after these factors; NaN where they are no good."""
+    return unit_roundoff(tensor) * math.prod(factor.spread for factor in factors)
 
 
 def between(left: Factor | None, gradients: Tensor, right: Factor, shape: Sequence[int]) -> Tensor:
@@ -199,7 +211,9 @@ class Sandwiched(PerExample):
         return self._squared_norms
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        return between(self.left, self.form.weighted_sum(weights, keep), self.right, self.shape)
+        total = self.form.weighted_sum(weights, keep)
+        # In float64: it is one matrix, and no rounding of L and R is left for the norms to bound.
+        return between(self.left, total.double(), self.right, self.shape).to(total.dtype)
 
     def dense(self, examples: slice) -> Tensor:
         return between(self.left, self.form.dense(examples), self.right, self.shape)
@@ -326,7 +340,8 @@ class Products(PerExample):
     def _squared_norms(self) -> Tensor:
         if self._way == "vectors":
             inputs, outputs = self._vector_norms
-            return bounded_factors((inputs * outputs).square(), torch.maximum(inputs, outputs))
+            product = inputs * outputs * (1 + 4 * unit_roundoff(self.outputs))
+            return bounded_factors(product.square(), torch.maximum(inputs, outputs))
         if self._way == "stored":
             return self._stored.squared_norms()
         gram = self._way == "gram"
@@ -401,12 +416,14 @@ class Products(PerExample):
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        if self.tokens > 1:
+        amplified = amplification(self.outputs, left, right)
+        if self.tokens > 1 or not amplified <= MOST_AMPLIFIED:
             return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
 
         def measure() -> Tensor:
             inputs, outputs = self._vector_norms
-            return right.norms(self.inputs[:, 0], inputs) * left.norms(self.outputs[:, 0], outputs)
+            product = right.norms(self.inputs[:, 0], inputs) * left.norms(self.outputs[:, 0], outputs)
+            return product * (1 + 4 * amplified)
 
         return Sandwiched(self, left, right, measure)
 
@@ -440,8 +457,10 @@ class Products(PerExample):
         # Blocks that stay in a CPU's cache are several times faster there than one large product.
         entries = DENSE_BYTES // 4 if inputs.is_cuda else 2**20
         block = max(1, entries // max(1, self.rows * self.columns))
+        room = outputs.new_empty(min(block, max(1, self.count)), self.rows, self.columns)
         for start in range(0, self.count, block):
-            product = outputs[start : start + block, :, None] * inputs[start : start + block, None, :]
+            few, many = inputs[start : start + block, None, :], outputs[start : start + block, :, None]
+            product = torch.mul(many, few, out=room[: len(few)])
             total += torch.clamp(product, low, limit, out=product).sum(0)
         return total.view(self.shape)
 
