@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -54,7 +55,7 @@ class Curve:
     def cell(self, target: float, *, claimed: bool) -> str:
         found = self.least(target, claimed=claimed)
         if found is not None:
-            return f"{found:.2f}"
+            return f"{math.ceil(100 * found - 1e-9) / 100:.2f}"  # a cost is never rounded down
         best = max(p.accuracy.value for p in self.points)
         return f"> {self.most(claimed=claimed):.2f} (best {best:.1f}%)"
 
