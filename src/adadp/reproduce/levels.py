@@ -50,7 +50,9 @@ def curves(dataset: str, level: str, contenders: Sequence[str], options: Options
     for who in contenders:
         own: dict[str, Any] = {"set": {"lr": 0.1, "schedule": "exponential"}} if _decays(dataset, level, who) else {}
         own = {"epsilon": epsilon, **own} if who == "agd" else own
-        made += [run_job(who, dataset, seed, steps=steps, **settings, **stop, **own) for seed in range(options.seeds)]
+        # Without privacy nobody would stop for a level's budget.
+        length = _level(dataset, "low")[1] if who == "sgd" else steps
+        made += [run_job(who, dataset, seed, steps=length, **settings, **stop, **own) for seed in range(options.seeds)]
     every = marks({"steps": steps, **stop})
     paper = {**PAPER[dataset], **settings}
     made.append(
