@@ -28,6 +28,9 @@ class Factor(ABC):
 
     #: Whether `norms` is much cheaper than `apply`.
     low_rank: ClassVar[bool] = False
+    #: How much more rounding errors of `tensor` can weigh in `tensor @ F` than in `tensor`: largest over smallest
+    #: eigenvalue; NaN or infinite where F is no good. 1 where F mixes no coordinates: each keeps its relative error.
+    spread: float = 1.0
 
     @abstractmethod
     def apply(self, tensor: Tensor) -> Tensor:
@@ -93,12 +96,15 @@ class _Diagonal(Factor):
 class _Full(Factor):
     values: Tensor
     reach: Tensor  # its Frobenius norm, float64
+    spread: float
 
     def apply(self, tensor: Tensor) -> Tensor:
         return tensor @ self.values.to(tensor.dtype)
 
     def apply_left(self, tensor: Tensor) -> Tensor:
-        return self.values.to(tensor.dtype) @ tensor  # not the transpose of a product: a batch of them is slow to copy
+        # Not the transpose of a product: a batch of them is slow to copy. F is symmetric up to rounding alone, and what
+        # `norms` measures is the transpose's.
+        return self.values.to(tensor.dtype).mT @ tensor
 
     def matrix(self, size: int, like: Tensor) -> Tensor:
         return self.values.to(like.dtype)
@@ -117,6 +123,7 @@ class _LowRank(Factor):
     top: Tensor
     rest: Tensor
     skew: Tensor  # how far U^T U is from the identity (Frobenius, float64): a basis is orthonormal up to rounding
+    spread: float
 
     def apply(self, tensor: Tensor) -> Tensor:
         basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)
@@ -133,7 +140,7 @@ class _LowRank(Factor):
         inner = (tensor @ self.basis.to(tensor.dtype)).double().square()
         along = (inner.flatten(1, -2).sum(1) if inner.ndim > 2 else inner) @ (top - rest)
         # An x that lies in the basis is all taken off rest^2 |x|^2 again: the difference is wrong by what the products
-        # with the basis are wrong by, by the basis's skew, and by the rounding of top - rest where F is applied.
+        # with the basis are wrong by (2 and a little for the square), and by the basis's skew (1 + skew, at most 2).
         wrong = 3 * math.sqrt(len(self.top)) * _rounding(tensor) + 2 * self.skew + 8 * _last_bit(tensor)
         return (whole * (rest + wrong * torch.maximum(rest, top.amax())) + along).clamp_min(0).sqrt()
 
@@ -150,7 +157,8 @@ class Spectrum:
 
     def __init__(self, moments: Tensor, damping: float, rank: int | None, previous: Spectrum | None = None) -> None:
         moments = moments.to(torch.float64 if moments.dtype == torch.float64 else torch.float32)
-        moments = moments.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)  # a model that diverged: eigh would raise
+        # A model that diverged: eigh would raise on what is not finite, or overflows in a product of moments.
+        moments = moments.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-1e15, 1e15)
         size = len(moments)
         self.basis: Tensor | None = None
         self.rest: Tensor | None = None
@@ -183,8 +191,11 @@ class Spectrum:
             return _Diagonal(values)
         if self.rest is None:
             matrix = (self.basis * values) @ self.basis.T
-            return _Full(matrix, matrix.double().norm())
-        return _LowRank(self.basis, values, self.rest**exponent, self.skew)
+            return _Full(matrix, matrix.double().norm(), float(values.amax() / values.amin()))
+        rest = self.rest**exponent
+        largest, smallest = torch.maximum(values.amax(), rest), torch.minimum(values.amin(), rest)
+        spread = torch.where(self.skew <= 2.0**-10, largest / smallest, math.inf)  # of no basis nothing is known
+        return _LowRank(self.basis, values, rest, self.skew, float(spread))
 
 
 def _largest(matrix: Tensor, rank: int, start: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 def matrix_factor(matrix: Tensor) -> Factor:
     """A factor of a Kronecker shape."""
-    return _Full(matrix, matrix.double().norm())
+    return _Full(matrix, matrix.double().norm(), float(torch.linalg.cond(matrix)))
 
 
 def loss_of(output: Any) -> Tensor:

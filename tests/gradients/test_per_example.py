@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adadp.gradients import per_example
 from adadp.gradients.per_example import Dense, PerExample, Products, Recomputed, Sandwiched, merged, norms
-from adadp.shape import Factor, Spectrum, _LowRank
+from adadp.shape import Factor, Kronecker, Spectrum, _LowRank
 from tests.gradients.reference import assert_forms, matrix_factor
 
 WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take
@@ -242,3 +242,60 @@ def test_sandwich_with_a_low_rank_factor(form: str) -> None:
     weights = torch.tensor([1.0, 0.0, 0.0, 0.5, 2.0])
     total = (truth.nan_to_num() * weights.view(-1, 1, 1).double()).sum(0)
     torch.testing.assert_close(inside.weighted_sum(weights, weights != 0).double(), total, rtol=1e-3, atol=1e-3)
+
+
+def steep(size: int) -> tuple[Tensor, Tensor]:
+    """Second moments that are all in eight directions, and those directions."""
+    basis = torch.linalg.qr(torch.randn(size, size))[0]
+    values = torch.full((size,), 1e-3)
+    values[:8] = 1e4
+    return (basis * values) @ basis.T, basis[:, :8]
+
+
+@pytest.mark.parametrize("form", ["vectors", "stored"])
+@pytest.mark.parametrize("rank", [16, 64], ids=["low rank", "full"])
+@pytest.mark.parametrize(("before", "damping"), [(0.25, 0.1), (1.0, 1e-3), (1.0, 1e-12), (2.0, 0.1)])
+def test_one_example_more_changes_a_sum_by_one_bound(before: float, damping: float, rank: int, form: str) -> None:
+    """Examples that a steep shape makes tiny have huge weights: their sum's rounding must not be multiplied back."""
+    torch.manual_seed(0)
+    rows, columns = (70, 90) if rank == 16 else (20, 30)
+    count = 1024 if form == "vectors" else 64
+    (row_moments, row_basis), (column_moments, column_basis) = steep(rows), steep(columns)
+    shape = Kronecker(before, damping=damping, rank=rank)
+    shape.learn("weight", {"rows": row_moments, "columns": column_moments})
+    inputs = (torch.randn(8) + 0.01 * torch.randn(count, 1, 8)) @ column_basis.T
+    outputs = (torch.randn(8) + 0.01 * torch.randn(count, 1, 8)) @ row_basis.T
+
+    def bounded(first: int, last: int) -> Tensor:
+        made: PerExample = Products(inputs[first:last], outputs[first:last])
+        if form == "stored":
+            made = Dense(made.dense(slice(0, made.count)))
+        inside = shape.apply_before("weight", made)
+        weights = 1 / inside.squared_norms().sqrt()  # every one of them on its bound
+        return inside.weighted_sum(weights, None).double()
+
+    room = 1 + 4e-6 * count  # what a float32 sum of so many unit vectors may be off by itself
+    assert (bounded(0, count) - bounded(0, count - 1)).norm() <= room
+    assert bounded(0, 1).norm() <= 1 + 2e-6
+
+
+def test_squares_of_a_steep_scale_vanish() -> None:
+    """A scale of 1 beside one of 1e24 has no square in float32, and a gradient of 1e16 there is not small."""
+    scale = torch.ones(2, 2)
+    scale[0, 0] = 1e24
+    inputs, outputs = torch.tensor([[[0.0, 1e8]]]), torch.tensor([[[0.0, 1e8]]])
+    assert_bounds(Products(inputs, outputs).scaled(scale))
+
+
+@pytest.mark.parametrize("moment", [float("nan"), float("inf"), 0.0, 1e-44, 3e38])
+@pytest.mark.parametrize("rank", [16, 64], ids=["low rank", "full"])
+def test_moments_of_a_model_that_diverged(moment: float, rank: int) -> None:
+    """Whatever factors they make: examples are bounded or left out, and the sum is one that noise can be added to."""
+    torch.manual_seed(0)
+    shape = Kronecker(0.25, damping=0.1, rank=rank)
+    shape.learn("weight", {"rows": torch.full((70, 70), moment), "columns": torch.full((90, 90), moment)})
+    inside = shape.apply_before("weight", Products(torch.randn(3, 1, 90), torch.randn(3, 1, 70)))
+    lengths = inside.squared_norms().sqrt()
+    keep = lengths.isfinite()
+    total = inside.weighted_sum(torch.where(keep, 1 / lengths, 0.0), keep)
+    assert total.double().norm() <= keep.sum() + 1e-5

@@ -491,7 +491,8 @@ class ScaledVectors(PerExample):
             else:  # the longer side first: what is left to multiply is short
                 bound = ((inputs.square() @ weights.T) * outputs.square()).sum(1)
             bound = bound.double() * (1 + 2.0**-16)
-            bound += 2e-38 * sum(weights.shape) * (input_norms.square() + output_norms.square() + 1)
+            lengths = (1 + input_norms.square()) * (1 + output_norms.square())  # squares of steep scales vanish too
+            bound += 2e-38 * sum(weights.shape) * lengths
             safe = ((input_norms > 1e-9) & (input_norms < 1e9)) & ((output_norms > 1e-9) & (output_norms < 1e9))
             rest = (~safe).nonzero().squeeze(1)
             if len(rest):
@@ -512,6 +513,7 @@ class ScaledVectors(PerExample):
         vanished = 2e-38 * sum(weights.shape)  # what squares of unit values can still hide
         # That of the sum, whatever the form was taken in.
         rounding = 2.0**-40 if self.vectors.outputs.dtype == torch.float64 else 2.0**-16
+        rounding += 8 * unit_roundoff(self.vectors.outputs)
         return (form.double() * (1 + rounding) + vanished) * (input_norms * output_norms).square()
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
