@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from adadp import audit
-from adadp.audit import PreprocessingThreat
+from adadp.audit import GradientThreat, PreprocessingThreat
 from audit.sound import CANARIES, ENGINES, EPSILONS, SOURCES, TARGETS, attack, make, runs_on
 
 #: Each target once, each engine and each epsilon several times: the whole grid is `test_the_whole_grid`.
@@ -35,6 +35,23 @@ def test_sound_targets_are_consistent(target: str, engine: str, epsilon: float) 
     found = attack(make(target, engine, epsilon, steps=2), trials=136, confidence=1 - 0.05 / len(QUICK), seed=7)
     assert found.promise.guaranteed == pytest.approx(epsilon, rel=0.01)
     assert found.verdict == "consistent"
+
+
+@pytest.mark.parametrize("engine", [name for name, (_, lot) in ENGINES.items() if lot == 16])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_canary_is_in_and_moves_releases_by_all_that_it_may(target: str, engine: str) -> None:
+    # With the same noise in both worlds the log likelihood ratio differs by mu^2 exactly: an attack that was kept out,
+    # or whose canary is not at the bound, would call everything consistent.
+    if not runs_on(target, engine):
+        return
+    attacked = make(target, engine, 2.0)
+    threat = GradientThreat(attacked)
+    worlds = [threat.trial("flipping", inside, seed=5).scores["likelihood"] for inside in (True, False)]
+    reached = (worlds[0] - worlds[1]) / (attacked.setting.steps / attacked.setting.noise_multiplier**2)
+    if target == "agd":  # a part of what it may spend is for draws that a line search did not ask for
+        assert 0.7 < reached < 1
+    else:
+        assert reached == pytest.approx(1, rel=1e-3)
 
 
 @pytest.mark.slow

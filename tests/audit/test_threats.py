@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from torch import Tensor
 from adadp import Ellipsoid, Flat, Kronecker, Released, algorithms, audit
 from adadp.accounting.ledger import Ledger
 from adadp.algorithms.search import SearchStep
-from adadp.audit import Examples, ExampleThreat, GradientThreat, PreprocessingThreat, Setting
+from adadp.audit import Examples, ExampleThreat, GradientThreat, PreprocessingThreat, Setting, report
+from adadp.audit.attack import Transcript
 from adadp.errors import ConfigurationError
 from adadp.preprocessing import pca
 from adadp.sources import Source
 from audit.planted import ClippedAfterAveraging, HalfTheNoise, RawCalledSound
+from audit.sound import make
 
 SETTING = Setting(steps=4)
 
@@ -93,18 +96,56 @@ def test_pca_with_rows_that_are_not_bounded_is_found(monkeypatch: pytest.MonkeyP
     assert audit.audit_preprocessing(threat, 1e-5, trials=400, seed=1).verdict == "violated"
 
 
+def test_the_same_seed_is_the_same_trial() -> None:
+    # Probes look at the model and real examples depend on it, so its start must not come from the process's own state.
+    target = make("adadp", "whole lots", 2.0)
+    others = Examples(torch.rand(15, 4), torch.arange(15) % 3, 3)
+    for threat in (GradientThreat(target), GradientThreat.among(target, others)):
+        one, other = (threat.trial("flipping", inside=False, seed=5) for _ in range(2))
+        assert one == other
+
+
+def test_a_real_dataset_without_a_ledger_is_told_that_nothing_remembers(tmp_path: Path) -> None:
+    others = Examples(torch.rand(15, 4), torch.arange(15) % 3, 3)
+    target = audit.for_clipping(lambda task: Flat(1.0), epsilon=2.0, setting=Setting(steps=1))
+    found = audit.audit(target, others=others, canaries=("flipping",), trials=60, seed=1)
+    assert "no ledger was given, so nothing remembers it" in found.privacy
+
+
+class Undefined(GradientThreat):
+    """A run with the canary breaks down: everything that is seen of it is NaN."""
+
+    def trial(self, canary: str, inside: bool, seed: int | None) -> Transcript:
+        found = super().trial(canary, inside, seed)
+        if not inside:
+            return found
+        return Transcript(dict.fromkeys(found.scores, math.nan), (math.nan,) * len(found.seen))
+
+
+def test_a_run_that_breaks_down_gives_the_canary_away_and_can_be_drawn(tmp_path: Path) -> None:
+    target = audit.for_clipping(lambda task: Flat(1.0), epsilon=2.0, setting=Setting(steps=1))
+    found = audit.audit(target, threat=Undefined(target, names=("flipping",)), trials=200, seed=1)
+    assert found.verdict == "violated"
+    assert (report.write(tmp_path, found) / "audit.png").exists()
+
+
 def test_one_run_finds_a_broken_mechanism_and_bounds_a_sound_one() -> None:
     setting = Setting(examples=120, lot=120, steps=4)
-    sound = audit.for_clipping(lambda task: Flat(1.0), epsilon=8.0, setting=setting)
+    sound = audit.for_clipping(lambda task: Flat(1.0), epsilon=3.0, setting=setting)
     found = audit.audit_one_run(sound, seed=1)
     assert found.verdict == "consistent"
-    assert 0.5 < found.epsilon_lower < 8
+    assert 0.3 < found.epsilon_lower < 3
     broken = audit.for_clipping(lambda task: Whisper(1.0), epsilon=0.5, setting=setting)
     found = audit.audit_one_run(broken, seed=1)
     assert found.verdict == "violated"
     assert found.epsilon_lower > 1
     with pytest.raises(ConfigurationError, match="at least 20 canaries"):
         audit.audit_one_run(replace(sound, setting=SETTING))
+    with pytest.raises(ConfigurationError, match="120 canaries are too few to contradict"):
+        audit.audit_one_run(sound, confidence=0.999)
+    fixed = audit.for_clipping(lambda task: Flat(1.0), setting=setting, sampling="fixed")
+    with pytest.raises(ConfigurationError, match="leaves examples out"):
+        audit.audit_one_run(fixed)
 
 
 def test_a_real_dataset_is_charged_for_every_trial_before_the_first(tmp_path: Path) -> None:

@@ -55,8 +55,15 @@ def test_the_table_for_people_says_the_same() -> None:
         assert word in shown.stdout
 
 
+def test_a_violation_says_what_it_rests_on() -> None:
+    # A bound on epsilon may lie far below a guarantee that is contradicted: the whole curve is what was held against.
+    shown = CliRunner().invoke(app, ["audit", "--reading", "lot", "--epsilon", "0.5", "--canary", "steady", *SMALL])
+    assert "Why violated" in shown.stdout
+    assert "Clopper-Pearson" in " ".join(shown.stdout.split("Why violated")[1].split())
+
+
 def test_one_run() -> None:
-    found = run("--algorithm", "dpsgd", "--one-run", "--examples", "90", "--epsilon", "8", "--seed", "1")
+    found = run("--algorithm", "dpsgd", "--one-run", "--examples", "90", "--epsilon", "2", "--seed", "1")
     assert found.keys() >= KEYS
     assert found["trials"] == 1
     assert found["canaries"] == 90
@@ -69,7 +76,7 @@ def test_a_real_dataset_says_what_it_was_charged(tmp_path: Path) -> None:
         "--trials", "110", "--steps", "2", "--seed", "1", "--ledger", str(ledger),
     )  # fmt: skip
     assert "digits" in found["privacy"]
-    assert "charged" in found["privacy"]
+    assert f"charged to {ledger}" in found["privacy"]
     shown = CliRunner().invoke(app, ["ledger", "show", str(ledger), "--json"])
     charged = [event for each in json.loads(shown.stdout)["runs"] for event in each["charged"]]
     assert [count for _, count in charged] == [220]
@@ -91,6 +98,16 @@ def test_a_real_dataset_says_what_it_was_charged(tmp_path: Path) -> None:
         (["--algorithm", "nothing"], "no algorithm is called 'nothing'"),
         (["--dataset", "nothing"], "an audit's --dataset is one of"),
         (["--lot", "40"], "lot must be in 1..16"),
+        (["--noise-multiplier", "0"], "the noise multiplier must be a finite number above 0, not 0.0"),
+        (["--noise-multiplier", "nan"], "the noise multiplier must be a finite number above 0, not nan"),
+        (["--algorithm", "dp-pca", "--noise-multiplier", "0"], "the noise multiplier must be a finite number above 0"),
+        (["--algorithm", "dp-pca", "--epsilon", "-1"], "the target epsilon must be a finite number above 0"),
+        (["--algorithm", "dp-pca", "--threat", "black-box"], "dp-pca is attacked as it is: no --threat"),
+        (["--algorithm", "dp-pca", "--canary", "flipping"], "dp-pca is attacked as it is: no --canary"),
+        (["--one-run", "--confidence", "2"], "confidence must be above"),
+        (["--one-run", "--examples", "90", "--epsilon", "8"], "90 canaries are too few to contradict anything"),
+        (["--one-run", "--layers", "4x4"], "--one-run has gradient canaries of its own: no --layers"),
+        (["--dataset", "digits", "--canary", "opposed"], "'opposed' does not fit real examples"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:

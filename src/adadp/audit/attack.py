@@ -42,9 +42,13 @@ class Attack:
     together: bool
     promise: tuple[float, float]  # margin below the claim (0 if none), and mu: as far as the pilot can tell
 
-    def guess(self, transcript: Transcript) -> bool:
+    def judge(self, transcript: Transcript) -> float:
+        """The statistic, in whatever state a run ended."""
+        return _finite(self.score(transcript))
+
+    def guess(self, score: float) -> bool:
         """Whether the canary was in, says the attack."""
-        return self.score(transcript) > self.threshold
+        return score > self.threshold
 
 
 def choose(
@@ -71,8 +75,7 @@ def choose(
     candidates += [(name, statistic, rest) for name, statistic in learnt.items()]
     best: Attack | None = None
     for name, statistic, select in candidates:
-        scores = np.array([statistic(transcript) for transcript in transcripts[select]])
-        scores = np.nan_to_num(scores, nan=0.0, posinf=1e300, neginf=-1e300)
+        scores = np.array([_finite(statistic(transcript)) for transcript in transcripts[select]])
         if np.ptp(scores) == 0 and name != candidates[-1][0]:
             continue  # it says nothing, whatever the threshold
         out, within = np.sort(scores[~member[select]]), np.sort(scores[member[select]])
@@ -109,6 +112,11 @@ def _thresholds(out: Array, within: Array) -> Iterator[tuple[float, bool]]:
     yield float(within[0] if not len(below) else within[0] / 2 + below[-1] / 2), False
     yield float(np.quantile(out, 0.95)), False
     yield float(np.quantile(within, 0.05)), False
+
+
+def _finite(score: float) -> float:
+    """A run that broke down (NaN) is as telling as one far off: a world in which that happens gives itself away."""
+    return min(max(score, -1e300), 1e300) if score == score else 1e300
 
 
 def _ready(name: str) -> Statistic:

@@ -136,7 +136,8 @@ def _charge(ledger: Ledger | None, composition: Canonical, trials: int, target: 
             charged.charge(event, count * trials)
     spent = ledger.guarantee(target.setting.delta)
     cost = "no finite epsilon" if spent.epsilon is None else f"epsilon {round_up(spent.epsilon)}"
+    where = "no ledger was given, so nothing remembers it" if ledger.path is None else f"charged to {ledger.path}"
     return (
-        f"every trial was trained on {ledger.dataset}, and all {trials:,} were charged to its ledger: with all that it "
-        f"holds that comes to {cost} at delta {round_up(spent.delta)}. This output depends on that data"
+        f"all {trials:,} trials were trained on {ledger.dataset} ({where}): with all that its ledger holds that comes "
+        f"to {cost} at delta {round_up(spent.delta)}. This output depends on that data"
     )

@@ -26,13 +26,16 @@ Sizes = tuple[tuple[int, int], ...]
 class Layers(nn.Module):
     """Linear layers side by side, each with its own part of the input: `loss = <c, output>` has gradient c x^T.
 
-    So an example's gradient is what the auditor wants it to be, through the engine's own backward pass.
+    So an example's gradient is what the auditor wants it to be, through the engine's own backward pass. Always started
+    alike: the start is public.
     """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.columns = [columns for columns, _ in sizes]
-        self.layers = nn.ModuleList(nn.Linear(columns, rows, bias=False) for columns, rows in sizes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(nn.Linear(columns, rows, bias=False) for columns, rows in sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = torch.split(x, self.columns, 1)

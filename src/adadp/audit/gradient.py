@@ -48,6 +48,11 @@ class GradientThreat:
             raise ConfigurationError(f"the model needs layers of at least 1 x 1, not {self.sizes!r}")
         if len(self.sizes) < 2 and {"last layer", "steering"} & set(self.names):
             raise ConfigurationError("canaries that go from layer to layer do not fit a model of one layer")
+        for name in self.names if self.others is not None else ():
+            if CANARIES[name].opposed:
+                raise ConfigurationError(
+                    f"the canary {name!r} does not fit real examples: it has all others pull against it"
+                )
 
     @property
     def name(self) -> str:

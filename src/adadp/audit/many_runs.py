@@ -50,10 +50,15 @@ def least_trials(canaries: int, claim: Claim, confidence: float) -> int:
     return int(needed) + 1
 
 
-def check_trials(trials: int, canaries: int, claim: Claim, confidence: float) -> None:
-    """Refuse an audit that could not find anything, whatever there is to find."""
+def check_confidence(confidence: float) -> None:
+    """Refuse what is no confidence."""
     if not 0.5 < confidence < 1:
         raise ConfigurationError(f"confidence must be above 0.5 and below 1, not {confidence!r}")
+
+
+def check_trials(trials: int, canaries: int, claim: Claim, confidence: float) -> None:
+    """Refuse an audit that could not find anything, whatever there is to find."""
+    check_confidence(confidence)
     least = least_trials(canaries, claim, confidence)
     if trials < least:
         raise ConfigurationError(
@@ -91,10 +96,10 @@ def run(
     out: list[float] = []
     inside: list[float] = []
     for member, transcript in series.of(best, trials - series.done):
-        (inside if member else out).append(attack.score(transcript))
+        (inside if member else out).append(attack.judge(transcript))
     counts = Counts(
-        sum(score > attack.threshold for score in out), len(out),
-        sum(not score > attack.threshold for score in inside), len(inside),
+        sum(attack.guess(score) for score in out), len(out),
+        sum(not attack.guess(score) for score in inside), len(inside),
     )  # fmt: skip
     return Finding(attack, Errors(counts, confidence, attack.together), tuple(out), tuple(inside))
 

@@ -22,8 +22,11 @@ from scipy.stats import binom
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from adadp.accounting.events import Neighbours
+from adadp.accounting.guarantee import round_up
 from adadp.audit.canaries import LENGTH, Layers
 from adadp.audit.claims import Promise
+from adadp.audit.many_runs import check_confidence
 from adadp.audit.result import SYNTHETIC_NOTE
 from adadp.audit.target import Target
 from adadp.errors import ConfigurationError
@@ -115,6 +118,15 @@ def run(target: Target, promise: Promise, *, confidence: float = 0.95, seed: int
     count = setting.examples
     if count < 20:
         raise ConfigurationError(f"one run needs at least 20 canaries, not {count}")
+    check_confidence(confidence)
+    if target.neighbours is not Neighbours.ADD_REMOVE:
+        raise ConfigurationError(f"one run leaves examples out, and {target.neighbours} says nothing about that")
+    third = count // 3
+    if p_value(count, 2 * third, 2 * third, promise.epsilon, promise.delta) >= 1 - confidence:
+        raise ConfigurationError(
+            f"{count} canaries are too few to contradict anything at confidence {confidence:g}: not even {2 * third} "
+            f"right guesses of {2 * third} would be surprising at epsilon {round_up(promise.epsilon)}"
+        )
     started_at = time.perf_counter()
     coins = torch.Generator()
     coins.seed() if seed is None else coins.manual_seed(seed)
@@ -140,7 +152,6 @@ def run(target: Target, promise: Promise, *, confidence: float = 0.95, seed: int
             scores += sign * released[0].double()
     started.engine.detach(model)
     order = scores.argsort(descending=True)
-    third = count // 3
     correct = int(inside[order[:third]].sum() + (~inside[order[-third:]]).sum())
     seconds = time.perf_counter() - started_at
     name = str(target.algorithm())

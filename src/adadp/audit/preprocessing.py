@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from adadp.accounting import gaussian
+from adadp.accounting.calibration import calibrate_noise
 from adadp.accounting.composition import canonical
-from adadp.accounting.events import Event, Neighbours
+from adadp.accounting.events import Event, Gaussian, Neighbours
 from adadp.audit import claims
 from adadp.audit.attack import Transcript
+from adadp.audit.target import require_noise
 from adadp.errors import ConfigurationError
 from adadp.preprocessing import DPPCA, DPStandardScaler, moments, pca, scaler
 from adadp.preprocessing.release import Array
@@ -37,11 +39,13 @@ class PreprocessingThreat:
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
             raise ConfigurationError(f"the estimator must be one of {', '.join(ESTIMATORS)}, not {self.estimator!r}")
+        require_noise(self.noise_multiplier)
 
     @classmethod
     def for_epsilon(cls, estimator: str, epsilon: float, delta: float, **options: Any) -> PreprocessingThreat:
         """With the noise at which fitting costs `epsilon`."""
-        return cls(estimator, 1 / gaussian.mu_for(epsilon, delta), **options)
+        sigma = calibrate_noise(lambda noise: [(Gaussian(noise), 1)], epsilon, delta).noise_multiplier
+        return cls(estimator, sigma, **options)
 
     def _made(self, seed: int | None) -> DPPCA | DPStandardScaler:
         if self.estimator == "dp-pca":

@@ -51,14 +51,15 @@ def page(found: Audit) -> str:
         f"| without the canary | {counts.out:,} | {counts.false_positives:,} |",
         f"| with the canary | {counts.inside:,} | {counts.false_negatives:,} |",
         "",
-        _sum(found),
+        reasoning(found),
         "",
         f"Privacy of this page: {found.privacy}.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _sum(found: Audit) -> str:
+def reasoning(found: Audit) -> str:
+    """From the counts to the verdict and the bound, in numbers."""
     errors, claim, delta = found.finding.errors, found.promise.claim, found.promise.delta
     if errors.together:
         wrong = errors.counts.false_positives + errors.counts.false_negatives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,6 +26,12 @@ from adadp.sampling import PrivateLoader, Sampling
 from adadp.sources import InputMaker
 
 
+def require_noise(noise_multiplier: float) -> None:
+    """Refuse what is not private to begin with."""
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+        raise ConfigurationError(f"the noise multiplier must be a finite number above 0, not {noise_multiplier!r}")
+
+
 @dataclass(frozen=True)
 class Setting:
     """Numbers of a trial. `examples` counts the canary; `watched` steps of `steps` are run and attacked.
@@ -46,6 +53,7 @@ class Setting:
             raise ConfigurationError(f"lot must be in 1..{self.examples} (examples), not {self.lot!r}")
         if self.steps < 1 or not 1 <= self.attacked <= self.steps:
             raise ConfigurationError(f"steps must be at least 1 and watched in 1..{self.steps}, not {self.watched!r}")
+        require_noise(self.noise_multiplier)
 
     @property
     def attacked(self) -> int:

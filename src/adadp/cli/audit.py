@@ -68,13 +68,15 @@ def audit(
         raise ConfigurationError(f"--threat must be one of {', '.join(auditing.THREATS)}, not {threat!r}")
     if ledger is not None and dataset is None:
         raise ConfigurationError("--ledger goes with --dataset: synthetic examples cost nobody anything")
-    wanted = (2.0 if epsilon is None else epsilon) if noise_multiplier is None else None
+    budget = 2.0 if epsilon is None else epsilon
     if algorithm in auditing.ESTIMATORS:
-        if dataset is not None or reading is not None or one_run:
-            raise ConfigurationError(f"{algorithm} is attacked as it is: no --dataset, --reading or --one-run")
+        _refuse(f"{algorithm} is attacked as it is", {
+            "--dataset": dataset, "--reading": reading, "--one-run": one_run, "--threat": threat != "gradient",
+            "--canary": canary, "--layers": layers, "--examples": examples, "--lot": lot, "--watched": watched,
+        })  # fmt: skip
         estimator = (
-            auditing.PreprocessingThreat(algorithm, noise_multiplier or 1.0) if wanted is None
-            else auditing.PreprocessingThreat.for_epsilon(algorithm, wanted, delta)
+            auditing.PreprocessingThreat(algorithm, noise_multiplier) if noise_multiplier is not None
+            else auditing.PreprocessingThreat.for_epsilon(algorithm, budget, delta)
         )  # fmt: skip
         found = _with_bar(trials, lambda show: auditing.audit_preprocessing(
             estimator, delta, trials=trials, confidence=confidence, seed=seed, report=show))  # fmt: skip
@@ -86,10 +88,13 @@ def audit(
         examples=count, lot=_lot(lot, count, others), steps=steps, delta=delta, watched=watched,
         noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
     )  # fmt: skip
+    wanted = budget if noise_multiplier is None else None
     target = auditing.for_algorithm(algorithm, reading=reading, epsilon=wanted, setting=setting)
     if one_run:
-        if others is not None or threat != "gradient" or report is not None:
-            raise ConfigurationError("--one-run has gradient canaries only: no --dataset, --threat or --report")
+        _refuse("--one-run has gradient canaries of its own", {
+            "--dataset": dataset, "--threat": threat != "gradient", "--canary": canary, "--layers": layers,
+            "--report": report,
+        })  # fmt: skip
         _give_one(auditing.audit_one_run(target, confidence=confidence, seed=seed), json_output)
         return
     attacked: Any = threat
@@ -103,6 +108,13 @@ def audit(
         target, threat=attacked, canaries=tuple(canary or ()), others=others, trials=trials, confidence=confidence,
         seed=seed, ledger=charged, report=show))  # fmt: skip
     _give(found, report, json_output)
+
+
+def _refuse(why: str, options: dict[str, object]) -> None:
+    """Options that would be ignored are refused: whoever gave them wanted something else."""
+    for name, value in options.items():
+        if value not in (None, False, []):
+            raise ConfigurationError(f"{why}: no {name}")
 
 
 def _sizes(text: str) -> tuple[tuple[int, int], ...]:
@@ -171,6 +183,10 @@ def _give(found: Audit, folder: Path | None, json_output: bool) -> None:
         ("time", f"{found.seconds:.1f} s"),
     ]
     print_table(f"Audit of {found.target}", rows)
+    if found.violated:
+        from adadp.audit.report import reasoning
+
+        print_list("Why violated", [reasoning(found)])
     print_list("Why there is no guarantee", found.promise.why)
     print_list("Privacy of this output", [found.privacy])
     if folder is not None:
