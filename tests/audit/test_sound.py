@@ -44,14 +44,18 @@ def test_the_canary_is_in_and_moves_releases_by_all_that_it_may(target: str, eng
     # or whose canary is not at the bound, would call everything consistent.
     if not runs_on(target, engine):
         return
-    attacked = make(target, engine, 2.0)
+    attacked = make(target, engine, 2.0, steps=1)
     threat = GradientThreat(attacked)
-    worlds = [threat.trial("flipping", inside, seed=5).scores["likelihood"] for inside in (True, False)]
-    reached = (worlds[0] - worlds[1]) / (attacked.setting.steps / attacked.setting.noise_multiplier**2)
-    if target == "agd":  # a part of what it may spend is for draws that a line search did not ask for
-        assert 0.7 < reached < 1
+
+    def reached(canary: str) -> float:
+        inside, out = (threat.trial(canary, member, seed=5).scores["likelihood"] for member in (True, False))
+        return (inside - out) * attacked.setting.noise_multiplier**2
+
+    found = max(reached("flipping"), reached("everywhere"))  # a coordinate of its own, or all: which is worst depends
+    if target == "agd":  # a part of what it may spend is for draws that its line search did not ask for
+        assert 0.7 < found < 1
     else:
-        assert reached == pytest.approx(1, rel=1e-3)
+        assert found == pytest.approx(1, rel=1e-3)
 
 
 @pytest.mark.slow
