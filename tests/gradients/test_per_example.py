@@ -121,7 +121,10 @@ def test_bound_holds_for_arbitrary_values(data: st.DataObject) -> None:
     form = Products(tensor(count, tokens, columns), tensor(count, tokens, rows))
     assert_bounds(form)
     assert_bounds(form.scaled(tensor(rows, columns)))
-    assert_bounds(form.sandwiched(matrix_factor(tensor(rows, rows)), matrix_factor(tensor(columns, columns))))
+    left, right = matrix_factor(tensor(rows, rows)), matrix_factor(tensor(columns, columns))
+    for planned in (1, 1024):
+        with per_example.planned_for(planned):
+            assert_bounds(form.sandwiched(left, right))
 
 
 def test_long_norms_do_not_drift() -> None:
@@ -230,7 +233,8 @@ def test_sandwich_with_a_low_rank_factor(form: str) -> None:
     inputs[3] *= 1e-20
     products = Products(inputs, outputs)
     made = products if form == "vectors" else Dense(products.dense(slice(0, 5)))
-    inside = made.sandwiched(left, right)
+    with per_example.planned_for(1024):
+        inside = made.sandwiched(left, right)
     assert isinstance(inside, Sandwiched)
     assert_bounds(inside)
     keep = inside.squared_norms().isfinite()
@@ -270,7 +274,9 @@ def test_one_example_more_changes_a_sum_by_one_bound(before: float, damping: flo
         made: PerExample = Products(inputs[first:last], outputs[first:last])
         if form == "stored":
             made = Dense(made.dense(slice(0, made.count)))
-        inside = shape.apply_before("weight", made)
+        with per_example.planned_for(1024):
+            inside = shape.apply_before("weight", made)
+        assert isinstance(inside, Sandwiched) == (before == 0.25 and (form == "vectors" or rank == 16))
         weights = 1 / inside.squared_norms().sqrt()  # every one of them on its bound
         return inside.weighted_sum(weights, None).double()
 
@@ -294,7 +300,8 @@ def test_moments_of_a_model_that_diverged(moment: float, rank: int) -> None:
     torch.manual_seed(0)
     shape = Kronecker(0.25, damping=0.1, rank=rank)
     shape.learn("weight", {"rows": torch.full((70, 70), moment), "columns": torch.full((90, 90), moment)})
-    inside = shape.apply_before("weight", Products(torch.randn(3, 1, 90), torch.randn(3, 1, 70)))
+    with per_example.planned_for(1024):
+        inside = shape.apply_before("weight", Products(torch.randn(3, 1, 90), torch.randn(3, 1, 70)))
     lengths = inside.squared_norms().sqrt()
     keep = lengths.isfinite()
     total = inside.weighted_sum(torch.where(keep, 1 / lengths, 0.0), keep)

@@ -173,7 +173,7 @@ class Dense(PerExample):
 # Where a sum is multiplied by L and R instead of each example, so are the rounding errors of that sum, made while it
 # was still one of g. An example that L and R make small has a large weight and large errors; those of a whole
 # microbatch, which one example more may turn, must stay far below what one example may add.
-MOST_AMPLIFIED = 2.0**-15
+MOST_AMPLIFIED = 2.0**-17
 
 
 def amplification(tensor: Tensor, *factors: Factor) -> float:
@@ -277,10 +277,15 @@ def planned_for(count: int) -> Iterator[None]:
         _PUBLIC_COUNT.reset(token)
 
 
+def public(count: int) -> int:
+    """How many examples to plan for where there are `count`."""
+    planned = _PUBLIC_COUNT.get()
+    return count if planned is None else planned
+
+
 def fits(count: int, shape: Sequence[int], element_size: int = 4) -> bool:
     """Whether dense gradients of all examples may be kept. Fewer than two cannot be cut any smaller."""
-    planned = _PUBLIC_COUNT.get()
-    count = count if planned is None else planned
+    count = public(count)
     return count < 2 or count * math.prod(shape) * element_size <= DENSE_BYTES
 
 
@@ -417,7 +422,9 @@ class Products(PerExample):
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
         amplified = amplification(self.outputs, left, right)
-        if self.tokens > 1 or not amplified <= MOST_AMPLIFIED:
+        # One matrix on both sides, in float64, or two vectors of each example.
+        cheaper = 8 * self.rows * self.columns <= public(self.count) * (self.rows + self.columns)
+        if self.tokens > 1 or not (cheaper and amplified <= MOST_AMPLIFIED):
             return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
 
         def measure() -> Tensor:
