@@ -2,6 +2,7 @@
 
     python tests/audit/sound.py                # writes results/audit/sound.json and sound.md: the whole grid
     python tests/audit/sound.py false-alarms   # writes results/audit/false_alarms.json: 200 audits at confidence 95%
+    python tests/audit/sound.py digits         # writes results/audit/digits.json: among real examples
     python tests/audit/sound.py tightness      # writes results/audit/tightness.json: 2,000 trials, no subsampling
 """
 
@@ -9,18 +10,30 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
-from adadp import Automatic, Ellipsoid, Flat, Local, Paid, PerLayer, Probe, Public, Released, audit
+from adadp import Automatic, Ellipsoid, Flat, Local, Paid, PerLayer, Probe, Public, Released, audit, data
 from adadp.algorithms import Task
-from adadp.audit import Audit, GradientThreat, PreprocessingThreat, Setting, Target
+from adadp.algorithms.defaults import default_lot
+from adadp.audit import (
+    Audit,
+    Examples,
+    GradientThreat,
+    PreprocessingThreat,
+    Setting,
+    Target,
+    clopper_pearson_upper,
+)
 from adadp.audit.auditing import promise_of
 from adadp.audit.many_runs import least_trials
 from adadp.clipping import Clipping
@@ -156,6 +169,41 @@ def false_alarms(audits: int = 200, trials: int = 136) -> None:
     })  # fmt: skip
 
 
+def digits(trials: int = 5000, lots: int = 8) -> None:
+    """How often the likelihood ratio errs among real examples, beside what it must: Poisson lots of plain Gaussians.
+
+    One audit in twenty may say *violated* of a sound target. This tells such an accident from a leak.
+    """
+    found = data.load("digits")
+    others = Examples(found.inputs(), found.labels, len(found.classes))
+    count = len(others.inputs) + 1
+    setting = Setting(examples=count, lot=default_lot(count), steps=lots)
+    target = audit.for_algorithm("dpsgd", epsilon=2.0, setting=setting)
+    threat, coins = GradientThreat.among(target, others), random.Random(1)
+    wrong = 0
+    for seed in range(trials):
+        inside = coins.random() < 0.5
+        wrong += (threat.trial("flipping", inside, seed).scores["likelihood"] > 0) != inside
+    rate, sigma, generator = setting.rate, target.setting.noise_multiplier, np.random.default_rng(1)
+    members = generator.random(400_000) < 0.5
+    hits = members[:, None] & (generator.random((len(members), lots)) < rate)
+    projections = generator.normal(size=hits.shape) + hits / sigma
+    ratio = np.log1p(rate * np.expm1(projections / sigma - 1 / (2 * sigma**2))).sum(1)
+    theory = float(np.mean((ratio > 0) != members))
+    least = promise_of(target)[0].claim.least_error()
+    _write("digits.json", {
+        "command": "python tests/audit/sound.py digits", "trials": trials, "wrong": wrong, "error": wrong / trials,
+        "error_in_theory": theory, "least_error_by_guarantee": least,
+        "p_value": float(stats.binomtest(wrong, trials, theory).pvalue),
+        "chance_of_violated_in_200_trials": float(stats.binom.cdf(_most_errors(140, least), 140, theory)),
+    })  # fmt: skip
+
+
+def _most_errors(counted: int, least: float) -> int:
+    """With how many errors in `counted` trials an audit still says *violated*; -1 if with none."""
+    return sum(clopper_pearson_upper(errors, counted, 0.95) < least for errors in range(counted)) - 1
+
+
 def tightness(trials: int = 2000, repeats: int = 5) -> None:
     """The mean lower bound on plain Gaussian steps, as a part of epsilon."""
     rows = []
@@ -178,4 +226,5 @@ def _write(name: str, values: dict[str, Any]) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    {"false-alarms": false_alarms, "tightness": tightness}.get(sys.argv[1] if len(sys.argv) > 1 else "", survey)()
+    commands = {"false-alarms": false_alarms, "digits": digits, "tightness": tightness}
+    commands.get(sys.argv[1] if len(sys.argv) > 1 else "", survey)()

@@ -16,8 +16,8 @@ def test_planted_bugs_are_caught(bug: str) -> None:
         assert not found.pop(BY_SOUNDNESS[bug])(target)
         assert all(holds(target) for holds in found.values())  # and by nothing else: each test means something
         return
-    subtle = {"noise 2x too small": 1000, "realised lot size as the denominator": 500}
-    caught = hunt(bug, trials=subtle.get(bug, 240), seed=3)
+    subtle = {"noise 2x too small": 500, "realised lot size as the denominator": 400}
+    caught = hunt(bug, trials=subtle.get(bug, 210), seed=3)
     assert caught.verdict == "violated"
     assert caught.epsilon_lower > caught.guaranteed_epsilon
 
@@ -26,4 +26,4 @@ def test_where_nothing_is_planted_nothing_is_caught() -> None:
     target = planted._flat()
     assert lots_are_poisson(target)
     assert pieces_are_the_lot(target)
-    assert planted.audit.audit(target, trials=240, seed=3).verdict == "consistent"
+    assert planted.audit.audit(target, trials=210, seed=3).verdict == "consistent"

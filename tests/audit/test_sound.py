@@ -71,7 +71,7 @@ def test_preprocessing_is_consistent_and_its_attack_is_not_idle(
     estimator: str, isometric: bool, epsilon: float
 ) -> None:
     threat = PreprocessingThreat.for_epsilon(estimator, epsilon, 1e-5, isometric=isometric)
-    found = audit.audit_preprocessing(threat, 1e-5, trials=1500, confidence=1 - 0.05 / 9, seed=1)
+    found = audit.audit_preprocessing(threat, 1e-5, trials=1000, confidence=1 - 0.05 / 9, seed=1)
     assert found.promise.guaranteed == pytest.approx(epsilon, rel=1e-6)
     assert found.verdict == "consistent"
     assert found.epsilon_lower > (0.6 * epsilon if epsilon == 8 else 0.3 * epsilon if epsilon == 2 else -1)
@@ -81,6 +81,6 @@ def test_preprocessing_is_consistent_and_its_attack_is_not_idle(
 def test_plain_gaussian_steps_leave_little_between_bound_and_guarantee(epsilon: float) -> None:
     # The mean over seeds is in results/audit/tightness.json; a single one may lie lower.
     target = make("flat", "whole lots", epsilon, steps=1)
-    found = attack(target, trials=1200, confidence=0.95, seed=2)
+    found = attack(target, trials=700, confidence=0.95, seed=2)
     assert found.promise.gaussian
     assert found.epsilon_lower > (0.75 if epsilon == 8 else 0.4) * epsilon

@@ -44,7 +44,7 @@ def test_example_canaries_find_little_noise_and_leave_enough_noise_alone(threat:
 @pytest.mark.parametrize("reading", ["lot", "example"])
 def test_published_readings_do_not_keep_what_they_claim(reading: str) -> None:
     target = audit.for_algorithm("adadp", reading=reading, epsilon=0.5, setting=SETTING)
-    found = audit.audit(target, trials=240, seed=1)
+    found = audit.audit(target, trials=210, seed=1)
     assert found.promise.guaranteed is None
     assert found.promise.claimed == pytest.approx(0.5, rel=0.01)
     assert found.verdict == "violated"
@@ -53,7 +53,7 @@ def test_published_readings_do_not_keep_what_they_claim(reading: str) -> None:
 
 def test_dpopt_as_published_is_contradicted_too() -> None:
     target = audit.for_algorithm("dpopt", reading="published", epsilon=0.5, setting=SETTING)
-    assert audit.audit(target, trials=240, seed=1).verdict == "violated"
+    assert audit.audit(target, trials=210, seed=1).verdict == "violated"
 
 
 def test_the_auditor_is_kept_from_what_raw_gradients_made() -> None:

@@ -107,7 +107,7 @@ def test_a_real_dataset_says_what_it_was_charged(tmp_path: Path) -> None:
         (["--one-run", "--confidence", "2"], "confidence must be above"),
         (["--one-run", "--examples", "90", "--epsilon", "8"], "90 canaries are too few to contradict anything"),
         (["--one-run", "--layers", "4x4"], "--one-run has gradient canaries of its own: no --layers"),
-        (["--dataset", "digits", "--canary", "opposed"], "'opposed' does not fit real examples"),
+        (["--dataset", "digits", "--examples", "20", "--canary", "opposed"], "'opposed' does not fit real examples"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:

@@ -33,9 +33,10 @@ class Layers(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.columns = [columns for columns, _ in sizes]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.layers = nn.ModuleList(nn.Linear(columns, rows, bias=False) for columns, rows in sizes)
+        self.layers = nn.ModuleList(nn.Linear(columns, rows, bias=False) for columns, rows in sizes)
+        generator = torch.Generator().manual_seed(0)
+        for (columns, _), parameter in zip(sizes, self.parameters(), strict=True):
+            nn.init.uniform_(parameter, -(columns**-0.5), columns**-0.5, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = torch.split(x, self.columns, 1)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from adadp.accounting import gaussian
-from adadp.accounting.calibration import calibrate_noise
+from adadp.accounting.accountants import require_delta
 from adadp.accounting.composition import canonical
-from adadp.accounting.events import Event, Gaussian, Neighbours
+from adadp.accounting.events import Event, Neighbours
 from adadp.audit import claims
 from adadp.audit.attack import Transcript
 from adadp.audit.target import require_noise
@@ -44,8 +44,10 @@ class PreprocessingThreat:
     @classmethod
     def for_epsilon(cls, estimator: str, epsilon: float, delta: float, **options: Any) -> PreprocessingThreat:
         """With the noise at which fitting costs `epsilon`."""
-        sigma = calibrate_noise(lambda noise: [(Gaussian(noise), 1)], epsilon, delta).noise_multiplier
-        return cls(estimator, sigma, **options)
+        require_delta(delta)
+        if not (math.isfinite(epsilon) and epsilon > 0):
+            raise ConfigurationError(f"the target epsilon must be a finite number above 0, not {epsilon!r}")
+        return cls(estimator, 1 / gaussian.mu_for(epsilon, delta), **options)
 
     def _made(self, seed: int | None) -> DPPCA | DPStandardScaler:
         if self.estimator == "dp-pca":
