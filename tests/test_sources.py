@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ from torch import Tensor, nn
 
 from adadp import Diagonal, Ellipsoid, Kronecker, Local, Paid, PrivacyEngine, Probe, Public, Raw, Released
 from adadp.errors import ConfigurationError
-from adadp.sources import own_prediction
+from adadp.gradients.collection import Gradients
+from adadp.gradients.per_example import Dense, Products
+from adadp.shape import Shape, Statistics
+from adadp.sources import LotRelease, own_prediction
 
 
 def squares(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
@@ -168,3 +173,36 @@ def test_probes_that_hold_nothing(inputs: list[object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         step(model, optimizer, next(iter(loader)))
     assert torch.equal(before, weights(model))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+@pytest.mark.parametrize("make", [Diagonal, lambda: Kronecker(rank=0), lambda: Kronecker(rank=None)])
+def test_what_was_learnt_stays_as_it_was(make: Callable[[], Shape], decay: float) -> None:
+    """Moments are added in place and handed on uncopied: not to whom a later microbatch would change them for."""
+    shape, source = make(), Raw(decay=decay)
+    taken: list[tuple[Statistics, Statistics]] = []
+    learn = shape.learn
+
+    def record(name: str, statistics: Statistics) -> None:
+        taken.append((statistics, {key: value.clone() for key, value in statistics.items()}))
+        learn(name, statistics)
+
+    shape.learn = record  # type: ignore[method-assign,assignment]
+    model = SimpleNamespace(expected_lot=2.0)
+    wanted: Statistics = {}
+    for _ in range(3):
+        source.before_lot(shape, {"weight": torch.zeros(5, 6)}, model)
+        lot: Statistics = {}
+        for form in (Products(torch.randn(2, 1, 6), torch.randn(2, 1, 5)), Dense(torch.randn(2, 5, 6))):
+            gradients = Gradients({"weight": form}, 2, keep=torch.ones(2, dtype=torch.bool))
+            source.see(shape, gradients)
+            lot = {k: lot.get(k, 0) + v / 2 for k, v in shape.statistics(form, gradients.keep).items()}
+        source.after_lot(shape, LotRelease({}, {}, {}))
+        wanted = {key: decay * wanted.get(key, 0) + (1 - decay) * value for key, value in lot.items()}
+        fresh = make()
+        fresh.learn("weight", wanted)
+        one = torch.randn(5, 6)
+        for exponent in (0.5, -0.25):  # made at the lot before as well: none is kept too long
+            torch.testing.assert_close(shape.apply("weight", one, exponent), fresh.apply("weight", one, exponent))
+    for statistics, then in taken:
+        assert all(torch.equal(statistics[key], then[key]) for key in then)
