@@ -16,7 +16,9 @@ from adadp.algorithms.search import SearchStep
 from adadp.audit import Examples, ExampleThreat, GradientThreat, PreprocessingThreat, Setting, report
 from adadp.audit.attack import Transcript
 from adadp.errors import ConfigurationError
+from adadp.noise import Randomness
 from adadp.preprocessing import pca
+from adadp.sampling import Poisson
 from adadp.sources import Source
 from audit.planted import ClippedAfterAveraging, HalfTheNoise, RawCalledSound
 from audit.sound import make
@@ -103,6 +105,24 @@ def test_the_same_seed_is_the_same_trial() -> None:
     for threat in (GradientThreat(target), GradientThreat.among(target, others)):
         one, other = (threat.trial("flipping", inside=False, seed=5) for _ in range(2))
         assert one == other
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_among_real_examples_a_score_is_noise_and_the_canarys_coin_and_nothing_else(inside: bool) -> None:
+    # Others have nothing at the canary's coordinate, so what is seen follows from the sampler's draws and the noise.
+    inputs = torch.rand(39, 6, generator=torch.Generator().manual_seed(1))
+    inputs[:, 0] = 0
+    target = audit.for_algorithm("dpsgd", epsilon=2.0, setting=Setting(examples=40, lot=8, steps=4))
+    threat = GradientThreat.among(target, Examples(inputs, torch.arange(39) % 3, 3))
+    sigma, rate = target.setting.noise_multiplier, target.setting.rate
+    for seed in range(10):
+        draws, expected = Randomness(seed), 0.0
+        lots = Poisson(40, 8).draw(draws)
+        for lot in range(4):
+            hit = 0 in next(lots) and inside
+            noise = float(draws.normal(torch.zeros(3, 6))[0, 0]) * (-1) ** lot
+            expected += math.log1p(rate * math.expm1((noise + hit / sigma) / sigma - 1 / (2 * sigma**2)))
+        assert threat.trial("flipping", inside, seed).scores["likelihood"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_real_dataset_without_a_ledger_is_told_that_nothing_remembers(tmp_path: Path) -> None:
