@@ -140,15 +140,15 @@ def _missing(
 _bench: Bench | None = None
 
 
-def _begin(device: str, data_dir: Path | None, scratch: Path) -> None:
+def _begin(parent: int, device: str, data_dir: Path | None, scratch: Path) -> None:
     global _bench
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _bench = Bench(device, data_dir, scratch)
 
 
 def _end_with(parent: int) -> None:
-    """Nobody would keep what a worker computes after its parent was killed."""
+    """Nobody would keep what a worker computes after its parent was killed, be it while the worker was starting."""
     while os.getppid() == parent:
         time.sleep(2)
     os._exit(1)
@@ -207,7 +207,8 @@ def _in_processes(
 
 
 def _pool(jobs: dict[str, Job], given: tuple[str, Path | None, Path], workers: int) -> Iterator[tuple[str, Record]]:
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=given)
+    spawn, told = get_context("spawn"), (os.getpid(), *given)
+    pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin, initargs=told)
     running: dict[Future[Record], str] = {pool.submit(_work, job): key for key, job in jobs.items()}
     try:
         while running:
