@@ -13,20 +13,14 @@ import argparse
 import json
 import platform
 import statistics
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import algorithms, models
-from adadp.engine import PrivacyEngine
-from adadp.probes import PinkNoise, Vectors
-from adadp.sampling import Microbatch
+from adadp import algorithms
+from adadp.reproduce.timing import milliseconds, stepper
 
 #: What the requirements allow: (algorithm, reading) -> (over whom, how often its time), by model.
 ALLOWED = {
@@ -39,51 +33,11 @@ ALLOWED = {
 FORMS: dict[str, tuple[int, ...]] = {"paper": (60,), "tanh-cnn": (1, 28, 28)}
 
 
-def stepper(name: str, reading: str, model_name: str, lot: int) -> Callable[[], None]:
-    torch.manual_seed(0)
-    form = FORMS[model_name]
-    inputs, targets = torch.rand(lot, *form), torch.randint(10, (lot,))
-    module = models.build(model_name, form, 10)
-    made = algorithms.create(name, reading, {"lr": 1e-4})
-    optimizer = made.optimizer(module.parameters())
-
-    def work(private: Any = None) -> None:
-        (private or optimizer).zero_grad()
-        nn.functional.cross_entropy(module(inputs), targets).backward()
-        if private is not None:
-            made.see(private, module, inputs, targets)
-        (private or optimizer).step()
-
-    if not made.private:
-        return work
-    probes = PinkNoise(form) if len(form) == 3 else Vectors(form[0])
-    loader = DataLoader(TensorDataset(inputs, targets), batch_size=lot)
-    _, private, lots = made.make_private(
-        PrivacyEngine(seed=0), module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=8.0,
-        task=algorithms.Task(lot, 10_000, probes),
-    )  # fmt: skip
-    numbers = iter(range(10**9))
-
-    def step() -> None:
-        lots.current = Microbatch(next(numbers), 0, last=True, count=lot, keep=True, planned=lot)
-        lots.on_microbatch(lots.current)
-        work(private)
-
-    return step
-
-
 def measure(model_name: str, lot: int, rounds: int) -> list[dict[str, Any]]:
     kinds = [(name, reading) for name, kind in algorithms.ALGORITHMS.items() for reading in kind.readings]
-    steps = {key: stepper(*key, model_name, lot) for key in kinds}
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in kinds}
-    for step in steps.values():
-        for _ in range(3):
-            step()
-    for _ in range(rounds):
-        for key, step in steps.items():
-            started = time.perf_counter()
-            step()
-            times[key].append(1e3 * (time.perf_counter() - started))
+    torch.manual_seed(0)
+    steps = {key: stepper(*key, model_name, FORMS[model_name], lot) for key in kinds}
+    times = milliseconds(steps, rounds)
     mean = {key: statistics.mean(values) for key, values in times.items()}
     rows = []
     for key, value in mean.items():

@@ -10,7 +10,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ from adadp.reproduce.bench import Bench
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
 from adadp.sampling import Microbatch
 
+Key = TypeVar("Key")
+
 WHO = ("sgd", "dpsgd", "adadp/sound", "adadp/lot", "adadp/example", "agd", "dpopt/sound", "dpopt/published")
 BATCH = {"mnist": 120, "cifar10": 32}
 _FORM: dict[str, tuple[int, ...]] = {"mnist": (60,), "cifar10": (3, 32, 32)}
@@ -34,16 +36,9 @@ def measure(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, A
     dataset, batch, rounds = settings["dataset"], settings["batch"], settings["rounds"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        steps = {who: _stepper(who, dataset, batch, bench.device) for who in WHO}
-        times: dict[str, list[float]] = {who: [] for who in WHO}
-        for turn in range(-3, rounds):
-            for who, step in steps.items():
-                _wait(bench.device)
-                started = time.perf_counter()
-                step()
-                _wait(bench.device)
-                if turn >= 0:
-                    times[who].append(1e3 * (time.perf_counter() - started))
+        form = _FORM[dataset]
+        steps = {who: stepper(*_parted(who), "paper", form, batch, bench.device) for who in WHO}
+        times = milliseconds(steps, rounds, bench.device)
     return {
         "median_ms": {who: round(statistics.median(found), 4) for who, found in times.items()},
         "mean_ms": {who: round(statistics.mean(found), 4) for who, found in times.items()},
@@ -51,17 +46,37 @@ def measure(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, A
     }
 
 
+def _parted(who: str) -> tuple[str, str | None]:
+    name, _, reading = who.partition("/")
+    return name, reading or None
+
+
+def milliseconds(steps: Mapping[Key, Callable[[], None]], rounds: int, device: str = "cpu") -> dict[Key, list[float]]:
+    """What each step takes, in milliseconds: one of each in turn, `rounds` times, after three that do not count."""
+    times: dict[Key, list[float]] = {key: [] for key in steps}
+    for turn in range(-3, rounds):
+        for key, step in steps.items():
+            _wait(device)
+            started = time.perf_counter()
+            step()
+            _wait(device)
+            if turn >= 0:
+                times[key].append(1e3 * (time.perf_counter() - started))
+    return times
+
+
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
-def _stepper(who: str, dataset: str, batch: int, device: str) -> Callable[[], None]:
-    name, _, reading = who.partition("/")
-    form = _FORM[dataset]
+def stepper(
+    name: str, reading: str | None, model_name: str, form: tuple[int, ...], batch: int, device: str = "cpu"
+) -> Callable[[], None]:
+    """A whole step of an algorithm, optimizer included, on random inputs of shape `form`."""
     inputs, targets = torch.rand(batch, *form, device=device), torch.randint(10, (batch,), device=device)
-    module = models.build("paper", form, 10).to(device)
-    made = algorithms.create(name, reading or None, {"lr": 1e-4})
+    module = models.build(model_name, form, 10).to(device)
+    made = algorithms.create(name, reading, {"lr": 1e-4})
     optimizer = made.optimizer([p for p in module.parameters() if p.requires_grad])
 
     def work(private: Any = None) -> None:
