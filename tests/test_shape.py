@@ -10,8 +10,10 @@ from torch import Tensor
 
 from adadp import Diagonal, Kronecker
 from adadp.errors import ConfigurationError
-from adadp.gradients.per_example import Dense, Products
-from adadp.shape import Shape, Spectrum
+from adadp.gradients.factors import Spectrum
+from adadp.gradients.per_example import Dense
+from adadp.gradients.products import Products
+from adadp.shape import Shape
 
 GENERATOR = torch.Generator().manual_seed(0)
 

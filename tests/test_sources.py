@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from adadp import Diagonal, Ellipsoid, Kronecker, Local, Paid, PrivacyEngine, Probe, Public, Raw, Released
 from adadp.errors import ConfigurationError
 from adadp.gradients.collection import Gradients
-from adadp.gradients.per_example import Dense, Products
+from adadp.gradients.per_example import Dense
+from adadp.gradients.products import Products
 from adadp.shape import Shape, Statistics
 from adadp.sources import LotRelease, own_prediction
 

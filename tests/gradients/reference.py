@@ -12,15 +12,15 @@ from torch.func import functional_call, grad, vmap
 from torch.utils import _pytree as pytree
 
 from adadp.gradients.capture import Capture
+from adadp.gradients.factors import Factor, Full
 from adadp.gradients.per_example import PerExample
-from adadp.shape import Factor, _Full
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 def matrix_factor(matrix: Tensor) -> Factor:
     """A factor of a Kronecker shape."""
-    return _Full(matrix, matrix.double().norm(), float(torch.linalg.cond(matrix)))
+    return Full(matrix, matrix.double().norm(), float(torch.linalg.cond(matrix)))
 
 
 def loss_of(output: Any) -> Tensor:

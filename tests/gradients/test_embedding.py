@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients import per_example
+from adadp.gradients import products as product_forms
 from adadp.gradients.capture import Capture
 from adadp.gradients.embedding import Rows, Tied
-from adadp.gradients.per_example import Products, merged
+from adadp.gradients.per_example import merged
+from adadp.gradients.products import Products
 from tests.gradients.reference import assert_forms, assert_matches, by_func, by_loop, captured
 
 DTYPES = [torch.float64, torch.float32]
@@ -87,7 +89,8 @@ def test_table_shared_with_the_scores(monkeypatch: pytest.MonkeyPatch, large: bo
     model = TiedModel().to(dtype)
     expected = by_func(model, [ids(5, 4)])
     if large:
-        monkeypatch.setattr(per_example, "DENSE_BYTES", 100)
+        for module in (per_example, product_forms):
+            monkeypatch.setattr(module, "DENSE_BYTES", 100)
     forms = captured(model, [ids(5, 4)])
     assert isinstance(forms["table.weight"], Tied) == large
     assert_forms(forms, expected, 1e-9 if dtype == torch.float64 else 1e-4)
@@ -96,7 +99,8 @@ def test_table_shared_with_the_scores(monkeypatch: pytest.MonkeyPatch, large: bo
 def test_look_ups_and_products_that_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both parts are huge and their sum is what rounding leaves."""
     torch.manual_seed(0)
-    monkeypatch.setattr(per_example, "DENSE_BYTES", 1)
+    for module in (per_example, product_forms):
+        monkeypatch.setattr(module, "DENSE_BYTES", 1)
     places = ids(3, 4)
     inputs = torch.randn(3, 4, 3) * 1e4
     outputs = nn.functional.one_hot(places, 7).float() * torch.randn(3, 4, 1)

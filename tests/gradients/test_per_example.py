@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adadp.gradients import per_example
-from adadp.gradients.per_example import Dense, PerExample, Products, Recomputed, Sandwiched, merged, norms
-from adadp.shape import Factor, Kronecker, Spectrum, _LowRank
+from adadp.gradients import products as product_forms
+from adadp.gradients.arithmetic import norms
+from adadp.gradients.factors import Factor, LowRank, Spectrum
+from adadp.gradients.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
+from adadp.gradients.products import Products
+from adadp.shape import Kronecker
 from tests.gradients.reference import assert_forms, matrix_factor
 
 WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take
@@ -37,7 +41,8 @@ def assert_bounds(form: PerExample) -> None:
 def products(way: str, monkeypatch: pytest.MonkeyPatch, inputs: Tensor, outputs: Tensor) -> Products:
     limit = WAYS[way][3]
     if limit is not None:
-        monkeypatch.setattr(per_example, "DENSE_BYTES", limit)
+        for module in (per_example, product_forms):
+            monkeypatch.setattr(module, "DENSE_BYTES", limit)
     form = Products(inputs, outputs)
     assert form._way == way
     return form
@@ -137,7 +142,8 @@ def test_long_norms_do_not_drift() -> None:
 def test_gradients_that_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     truth = torch.randn(5, 4, 3, dtype=torch.float64)
-    monkeypatch.setattr(per_example, "DENSE_BYTES", 100)
+    for module in (per_example, product_forms):
+        monkeypatch.setattr(module, "DENSE_BYTES", 100)
     assert_forms({"w": Recomputed(lambda examples: truth[examples], 5, (4, 3))}, {"w": truth}, 1e-9)
     both = merged([Dense(truth), Products(truth, torch.ones(5, 4, 4, dtype=torch.float64))])
     assert isinstance(both, Recomputed)
@@ -159,13 +165,14 @@ def test_the_way_of_computing_is_chosen_by_a_public_count(monkeypatch: pytest.Mo
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8, 5, 6, generator=generator)
     outputs = torch.randn(8, 5, 7, generator=generator)
-    monkeypatch.setattr(per_example, "DENSE_BYTES", 7 * 6 * 7 * 4)  # seven examples fit, eight do not
+    for module in (per_example, product_forms):  # seven examples fit, eight do not
+        monkeypatch.setattr(module, "DENSE_BYTES", 7 * 6 * 7 * 4)
     with per_example.planned_for(8):
-        all_of_them = per_example.Products(inputs, outputs).squared_norms()
-        one_less = per_example.Products(inputs[:-1], outputs[:-1]).squared_norms()
+        all_of_them = Products(inputs, outputs).squared_norms()
+        one_less = Products(inputs[:-1], outputs[:-1]).squared_norms()
     assert torch.equal(all_of_them[:-1], one_less)
     # Without a public count the way does change here: the test would not see a difference that is not there.
-    apart = per_example.Products(inputs[:-1], outputs[:-1]).squared_norms()
+    apart = Products(inputs[:-1], outputs[:-1]).squared_norms()
     assert not torch.equal(all_of_them[:-1], apart)
 
 
@@ -204,7 +211,7 @@ def test_norms_without_the_product_are_bounds_and_close(kind: str, scale: float)
     """What is taken off rest^2 |x|^2 is nearly all of it for an x inside the basis: no rounding may make it more."""
     torch.manual_seed(0)
     factor = low_rank(300, 32)
-    assert isinstance(factor, _LowRank)
+    assert isinstance(factor, LowRank)
     tensor = torch.randn(64, 300)
     if kind == "inside the basis":
         tensor = torch.randn(64, 32) @ factor.basis.T

@@ -6,13 +6,14 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, norms, squares, unit_roundoff
+from adadp.gradients.factors import Factor
 from adadp.gradients.layer import Layer, Taps, no_batch, supports
 from adadp.gradients.per_example import (
     DENSE_BYTES,
@@ -23,9 +24,6 @@ from adadp.gradients.per_example import (
     fits,
     stored_or_recomputed,
 )
-
-if TYPE_CHECKING:
-    from adadp.shape import Factor
 
 # Measured on CPUs. The native weight gradient of one example at a time wins where it has this many multiplications to
 # do; below, the call itself costs more. Patches are copied in pieces that stay in the cache: large ones cost twice.

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, squares, unit_roundoff
+from adadp.gradients.factors import Factor
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.linear import tokens
-from adadp.gradients.per_example import PerExample, Products, Recomputed, fits, merged, stored_or_recomputed
-
-if TYPE_CHECKING:
-    from adadp.shape import Factor
+from adadp.gradients.per_example import PerExample, Recomputed, fits, merged, stored_or_recomputed
+from adadp.gradients.products import Products
 
 
 class Rows(PerExample):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
-from adadp.gradients.per_example import Dense, PerExample, Products
+from adadp.gradients.per_example import Dense, PerExample
+from adadp.gradients.products import Products
 
 
 def tokens(tensor: Tensor) -> Tensor:

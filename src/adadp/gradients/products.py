@@ -1,0 +1,280 @@
+"""Gradients that are products: of the tokens that a layer was given and the gradients that came back for them.
+
+No example's gradient is made where its norm can be had from its two factors. Which way is taken is chosen from shapes
+alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from adadp.gradients.arithmetic import (
+    accumulation_dtype,
+    bounded_factors,
+    drop,
+    norms,
+    squares,
+    unit_roundoff,
+)
+from adadp.gradients.factors import Factor
+from adadp.gradients.per_example import (
+    DENSE_BYTES,
+    MOST_AMPLIFIED,
+    Dense,
+    PerExample,
+    Sandwiched,
+    amplification,
+    between,
+    fits,
+    public,
+    stored_or_recomputed,
+)
+
+
+class Products(PerExample):
+    """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
+
+    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]. T = 1 for a layer on vectors; then `same_outputs`
+    may be a bias's form, which holds the same vectors as the outputs: they are measured once for both.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        outputs: Tensor,
+        shape: Sequence[int] | None = None,
+        same_outputs: Dense | None = None,
+    ) -> None:
+        self._same_outputs = same_outputs
+        dtype = accumulation_dtype(outputs.dtype)
+        self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
+        self.count, self.tokens, self.columns = self.inputs.shape
+        self.rows = self.outputs.shape[2]
+        self.shape = torch.Size((self.rows, self.columns) if shape is None else shape)
+
+    def joined(self, others: Sequence[PerExample]) -> PerExample | None:
+        """Several calls of one layer: their tokens side by side give exactly the sum of their gradients."""
+        parts = [self, *(part for part in others if isinstance(part, Products))]
+        if len(parts) <= len(others):
+            return None
+        inputs = torch.cat([part.inputs for part in parts], 1)
+        return Products(inputs, torch.cat([part.outputs for part in parts], 1), self.shape)
+
+    @cached_property
+    def _way(self) -> str:
+        """The way to norm and weighted sum with the fewest multiplications; `stored` only where it fits."""
+        if self.tokens == 1:
+            return "vectors"
+        product = self.tokens * self.rows * self.columns
+        ways = {
+            "gram": product + 2 * self.tokens**2 * (self.rows + self.columns),  # twice: taken in float64
+            "again": 2 * product,
+        }
+        if fits(self.count, self.shape, self.outputs.element_size()):
+            ways["stored"] = product + 4 * self.rows * self.columns
+        return min(ways, key=lambda way: ways[way])
+
+    @cached_property
+    def _stored(self) -> Dense:
+        return Dense(self.dense(slice(0, self.count)))
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        if self._way == "vectors":
+            inputs, outputs = self._vector_norms
+            product = inputs * outputs * (1 + 4 * unit_roundoff(self.outputs))
+            return bounded_factors(product.square(), torch.maximum(inputs, outputs))
+        if self._way == "stored":
+            return self._stored.squared_norms()
+        gram = self._way == "gram"
+        squared = self.gram_norms() if gram else torch.cat([squares(g) for _, g in self.chunks()])
+        bound = (squared.sqrt() + self.rounding()).square()
+        return bounded_factors(bound, *self.largest_factors)
+
+    @cached_property
+    def _vector_norms(self) -> tuple[Tensor, Tensor]:
+        """Of a layer on vectors: the norms of each example's input and output gradient, each of shape [n]."""
+        same = self._same_outputs
+        return norms(self.inputs), norms(self.outputs) if same is None else same.norms
+
+    @property
+    def largest_factors(self) -> list[Tensor]:
+        """The norms of each example's longest input and output gradient."""
+        return [lengths.amax(1) for lengths in self._lengths if lengths.numel()]
+
+    @cached_property
+    def _lengths(self) -> tuple[Tensor, Tensor]:
+        """The norms of each token's input and output gradient, each of shape [n, T]."""
+        shape = (self.count, self.tokens)
+        return norms(self.inputs.flatten(0, 1)).view(shape), norms(self.outputs.flatten(0, 1)).view(shape)
+
+    @cached_property
+    def reach(self) -> Tensor:
+        """sum_t |a_t| |b_t|: bounds every partial sum."""
+        inputs, outputs = self._lengths
+        return (inputs * outputs).sum(1)
+
+    def rounding(self) -> Tensor:
+        """How far a weighted sum may be from the true one: it is summed in another order than its norm."""
+        allowance = (8 + math.sqrt(self.tokens)) * 2.0**-24 if self.outputs.dtype == torch.float32 else 2.0**-48
+        return (allowance + 2 * unit_roundoff(self.outputs)) * self.reach
+
+    def gram_norms(self) -> Tensor:
+        """|sum_t b_t a_t^T|^2 = sum_{t,s} (a_t . a_s)(b_t . b_s), in float64 since tokens may cancel; a bound."""
+        step = max(1, DENSE_BYTES // (8 * self.tokens * (self.rows + self.columns + 2 * self.tokens)))
+        parts = []
+        for start in range(0, self.count, step):
+            a = self.inputs[start : start + step].double()
+            b = self.outputs[start : start + step].double()
+            parts.append(((a @ a.mT) * (b @ b.mT)).sum((1, 2)))
+        squared = torch.cat(parts).clamp_min(0) if parts else self.inputs.new_zeros(0, dtype=torch.float64)
+        return squared + (self.rows + self.columns + self.tokens) * 2.0**-52 * self.reach.square()
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        if self._way == "stored":
+            return self._stored.weighted_sum(weights, keep)
+        inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
+        spread = weights.to(outputs.dtype).view(-1, 1, 1)
+        if self.rows < self.columns:
+            outputs = outputs * spread
+        else:
+            inputs = inputs * spread
+        return (outputs.flatten(0, 1).T @ inputs.flatten(0, 1)).view(self.shape)
+
+    def dense(self, examples: slice) -> Tensor:
+        if self.tokens == 1:
+            product = self.outputs[examples].mT * self.inputs[examples]
+        else:
+            product = self.outputs[examples].mT @ self.inputs[examples]
+        return product.view(-1, *self.shape)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        if self.tokens == 1:
+            return ScaledVectors(self, scale.to(self.outputs.dtype))
+        factor = scale.to(self.outputs.dtype)
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        amplified = amplification(self.outputs, left, right)
+        # One matrix on both sides, in float64, or two vectors of each example.
+        cheaper = 8 * self.rows * self.columns <= public(self.count) * (self.rows + self.columns)
+        if self.tokens > 1 or not (cheaper and amplified <= MOST_AMPLIFIED):
+            return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
+
+        def measure() -> Tensor:
+            inputs, outputs = self._vector_norms
+            product = right.norms(self.inputs[:, 0], inputs) * left.norms(self.outputs[:, 0], outputs)
+            return product * (1 + 4 * amplified)
+
+        return Sandwiched(self, left, right, measure)
+
+    def square_sum(self, keep: Tensor) -> Tensor:
+        if self.tokens > 1:
+            return super().square_sum(keep)
+        inputs, outputs = drop(self.inputs, keep)[:, 0], drop(self.outputs, keep)[:, 0]
+        return (outputs.square().T @ inputs.square()).view(self.shape)
+
+    def row_moments(self, keep: Tensor) -> Tensor:
+        if self.tokens > 1:
+            return super().row_moments(keep)
+        outputs = drop(self.outputs, keep)[:, 0]
+        return (outputs * squares(drop(self.inputs, keep)).to(outputs.dtype).unsqueeze(1)).T @ outputs
+
+    def column_moments(self, keep: Tensor) -> Tensor:
+        if self.tokens > 1:
+            return super().column_moments(keep)
+        inputs = drop(self.inputs, keep)[:, 0]
+        return (inputs * squares(drop(self.outputs, keep)).to(inputs.dtype).unsqueeze(1)).T @ inputs
+
+    def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor) -> Tensor:
+        if self.tokens > 1:
+            return super().clamped_sum(bound, scale, keep)
+        # Of finite vectors no product is NaN, so the products themselves need not be looked through.
+        inputs = drop(self.inputs, keep)[:, 0].nan_to_num(nan=0.0)
+        outputs = (drop(self.outputs, keep)[:, 0] * scale).nan_to_num(nan=0.0)
+        limit = bound.view(self.rows, self.columns)
+        total = torch.zeros_like(limit)
+        low = -limit
+        # Blocks that stay in a CPU's cache are several times faster there than one large product.
+        entries = DENSE_BYTES // 4 if inputs.is_cuda else 2**20
+        block = max(1, entries // max(1, self.rows * self.columns))
+        room = outputs.new_empty(min(block, max(1, self.count)), self.rows, self.columns)
+        for start in range(0, self.count, block):
+            few, many = inputs[start : start + block, None, :], outputs[start : start + block, :, None]
+            product = torch.mul(many, few, out=room[: len(few)])
+            total += torch.clamp(product, low, limit, out=product).sum(0)
+        return total.view(self.shape)
+
+    def finite(self) -> Tensor:
+        if self.tokens > 1:
+            return super().finite()
+        return self.squared_norms().isfinite()  # of two vectors: the norms are at hand, the products need not be made
+
+
+class ScaledVectors(PerExample):
+    """Vectors' outer products multiplied elementwise by one matrix: the norm is a quadratic form, still unstored."""
+
+    def __init__(self, vectors: Products, scale: Tensor) -> None:
+        self.vectors, self.scale = vectors, scale
+        self.count, self.shape = vectors.count, vectors.shape
+
+    def squared_norms(self) -> Tensor:
+        inputs, outputs = self.vectors.inputs[:, 0], self.vectors.outputs[:, 0]
+        largest = self.scale.abs().amax().clamp_min(1e-30)
+        weights = (self.scale / largest).view(outputs.shape[1], inputs.shape[1]).square()
+        input_norms, output_norms = norms(inputs), norms(outputs)
+        if inputs.is_cuda or inputs.dtype == torch.float64:
+            bound = self._form_of_units(inputs, outputs, weights, input_norms, output_norms)
+        else:
+            # Two passes over the vectors less. Examples whose squares would vanish or overflow are done again, alone.
+            if weights.shape[0] >= weights.shape[1]:
+                bound = ((outputs.square() @ weights) * inputs.square()).sum(1)
+            else:  # the longer side first: what is left to multiply is short
+                bound = ((inputs.square() @ weights.T) * outputs.square()).sum(1)
+            bound = bound.double() * (1 + 2.0**-16)
+            lengths = (1 + input_norms.square()) * (1 + output_norms.square())  # squares of steep scales vanish too
+            bound += 2e-38 * sum(weights.shape) * lengths
+            safe = ((input_norms > 1e-9) & (input_norms < 1e9)) & ((output_norms > 1e-9) & (output_norms < 1e9))
+            rest = (~safe).nonzero().squeeze(1)
+            if len(rest):
+                exact = (self.scale.double() / largest.double()).view(weights.shape).square()
+                bound[rest] = self._form_of_units(
+                    inputs[rest].double(), outputs[rest].double(), exact, input_norms[rest], output_norms[rest]
+                )
+        return bounded_factors(bound * largest.double().square(), input_norms, output_norms)
+
+    def _form_of_units(
+        self, inputs: Tensor, outputs: Tensor, weights: Tensor, input_norms: Tensor, output_norms: Tensor
+    ) -> Tensor:
+        """The quadratic form of unit vectors, whose squares neither vanish nor overflow, times the norms."""
+        input_norms, output_norms = input_norms.clamp_min(1e-150), output_norms.clamp_min(1e-150)
+        inputs = (inputs / input_norms.unsqueeze(1)).to(inputs.dtype)
+        outputs = (outputs / output_norms.unsqueeze(1)).to(outputs.dtype)
+        form = ((outputs.square() @ weights.to(outputs.dtype)) * inputs.square()).sum(1)
+        vanished = 2e-38 * sum(weights.shape)  # what squares of unit values can still hide
+        # That of the sum, whatever the form was taken in.
+        rounding = 2.0**-40 if self.vectors.outputs.dtype == torch.float64 else 2.0**-16
+        rounding += 8 * unit_roundoff(self.vectors.outputs)
+        return (form.double() * (1 + rounding) + vanished) * (input_norms * output_norms).square()
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        return self.vectors.weighted_sum(weights, keep) * self.scale
+
+    def dense(self, examples: slice) -> Tensor:
+        return self.vectors.dense(examples) * self.scale
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        return ScaledVectors(self.vectors, self.scale * scale)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        return stored_or_recomputed(
+            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
+        )
