@@ -55,6 +55,25 @@ class Geometry:
         )[1]  # fmt: skip
         return gradient
 
+    def per_example(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """The weight gradient of each example, shape [n, *weight]."""
+        gradients = outputs.new_empty(len(inputs), *self.weight)
+        places = math.prod(outputs.shape[2:])
+        if not outputs.is_cuda and math.prod(self.weight) * places >= NATIVE_MULTIPLICATIONS:
+            for example in range(len(inputs)):
+                one = slice(example, example + 1)
+                gradients[one] = self.weight_gradient(inputs[one], outputs[one])
+            return gradients
+        rows, columns = self.weight[0] // self.groups, math.prod(self.weight[1:])
+        for piece in _pieces(len(inputs), self.groups * columns * places, outputs):
+            patches = self.patches(inputs[piece], outputs.shape[2:])
+            torch.bmm(
+                outputs[piece].reshape(-1, rows, places),
+                patches.reshape(-1, columns, places).mT,
+                out=gradients[piece].view(-1, rows, columns),
+            )
+        return gradients
+
     def patches(self, inputs: Tensor, size: Sequence[int]) -> Tensor:
         """What the kernel sees at each of the `size` places, shape [n, channels, *kernel, *size]; a view."""
         padded = F.pad(inputs, [side for pad in reversed(self.padding) for side in (pad, pad)]).contiguous()
@@ -67,6 +86,12 @@ class Geometry:
                 *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
             ),
         )
+
+
+def _pieces(count: int, patch_elements: int, like: Tensor) -> Iterator[slice]:
+    limit = DENSE_BYTES if like.is_cuda else PATCH_BYTES
+    step = max(1, limit // max(1, patch_elements * like.element_size()))
+    return (slice(start, start + step) for start in range(0, count, step))
 
 
 class Convolution(PerExample):
@@ -111,30 +136,7 @@ class Convolution(PerExample):
         return self.geometry.weight_gradient(drop(self.inputs, keep), outputs)
 
     def dense(self, examples: slice) -> Tensor:
-        inputs, outputs = self.inputs[examples], self.outputs[examples]
-        gradients = outputs.new_empty(len(inputs), *self.shape)
-        places = math.prod(outputs.shape[2:])
-        if not outputs.is_cuda and math.prod(self.shape) * places >= NATIVE_MULTIPLICATIONS:
-            for example in range(len(inputs)):
-                one = slice(example, example + 1)
-                gradients[one] = self.geometry.weight_gradient(inputs[one], outputs[one])
-            return gradients
-        groups = self.geometry.groups
-        rows, columns = self.shape[0] // groups, math.prod(self.shape[1:])
-        for piece in self._pieces(len(inputs), groups * columns * places, outputs):
-            patches = self.geometry.patches(inputs[piece], outputs.shape[2:])
-            torch.bmm(
-                outputs[piece].reshape(-1, rows, places),
-                patches.reshape(-1, columns, places).mT,
-                out=gradients[piece].view(-1, rows, columns),
-            )
-        return gradients
-
-    @staticmethod
-    def _pieces(count: int, patch_elements: int, like: Tensor) -> Iterator[slice]:
-        limit = DENSE_BYTES if like.is_cuda else PATCH_BYTES
-        step = max(1, limit // max(1, patch_elements * like.element_size()))
-        return (slice(start, start + step) for start in range(0, count, step))
+        return self.geometry.per_example(self.inputs[examples], self.outputs[examples])
 
     def scaled(self, scale: Tensor) -> PerExample:
         factor = scale.to(self.outputs.dtype)

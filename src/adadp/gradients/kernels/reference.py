@@ -1,0 +1,74 @@
+"""Every kernel in plain torch: what the others are compared with, and what runs where there is nothing better.
+
+Work is done in chunks of examples, so that no more than `CHUNK_BYTES` of gradients exist at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from adadp.gradients.convolution import Geometry
+
+CHUNK_BYTES = 64 * 2**20
+
+
+#: `sum_n clamp(g_n, +-bound)`, and `sum_n g_n^2` where that was asked for.
+Sums = tuple[Tensor, Tensor | None]
+
+
+def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]."""
+    return _clamped(lambda part: outputs[part, :, None] * inputs[part, None, :], len(outputs), bound, moments)
+
+
+def products_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Sums over g_n = sum_t b_nt a_nt^T for b [n, T, rows], a [n, T, columns], bound [rows, columns]."""
+    return _clamped(lambda part: outputs[part].mT @ inputs[part], len(outputs), bound, moments)
+
+
+def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Squared norms of `sum_t b_nt a_nt^T`, multiplied elementwise by `scale` [rows, columns]; [n], float64."""
+    return _norms(lambda part: outputs[part].mT @ inputs[part], len(outputs), outputs.shape[2] * inputs.shape[2], scale)
+
+
+def convolution_clamped(
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False
+) -> Sums:
+    """Sums over the gradients g_n of a convolution's weight; bound has the weight's shape."""
+    return _clamped(lambda part: geometry.per_example(inputs[part], outputs[part]), len(outputs), bound, moments)
+
+
+def convolution_norms(outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None) -> Tensor:
+    """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
+    size = math.prod(geometry.weight)
+    return _norms(lambda part: geometry.per_example(inputs[part], outputs[part]), len(outputs), size, scale)
+
+
+def _chunks(count: int, entries: int, element_size: int) -> Iterator[slice]:
+    step = max(1, CHUNK_BYTES // max(1, entries * element_size))
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _clamped(make: Callable[[slice], Tensor], count: int, bound: Tensor, moments: bool) -> Sums:
+    total, squares = torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
+    for part in _chunks(count, bound.numel(), bound.element_size()):
+        gradients = make(part)
+        gradients = torch.where(gradients.isnan(), 0.0, gradients)
+        if squares is not None:
+            squares += gradients.square().sum(0)
+        total += torch.clamp(gradients, -bound, bound).sum(0)
+    return total, squares
+
+
+def _norms(make: Callable[[slice], Tensor], count: int, entries: int, scale: Tensor | None) -> Tensor:
+    found = []
+    for part in _chunks(count, entries, 4):
+        gradients = make(part) if scale is None else make(part) * scale
+        found.append(torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=torch.float64).square())
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
