@@ -8,7 +8,7 @@
 | `products_norms(outputs, inputs, scale)`          | the squared norm of g_n * scale for each n; float64            |
 | `convolution_clamped`, `convolution_norms`        | the same two for a convolution's weight                        |
 
-`reference` has all of them in plain torch. `numba` (CPU) and `triton` (CUDA) have those that gain there; what one of them
+`reference` has all of them in plain torch. `numba` (CPU) and `triton` (CUDA) have what gains there; what one of them
 lacks is taken from the reference. `ADADP_KERNELS=reference` takes everything from there. Every version returns the same
 within rounding, and the same bits each time. A value that is NaN adds zero to a clamped sum.
 """
