@@ -5,7 +5,7 @@ import torch
 
 from adadp.data import Dataset
 from adadp.errors import ConfigurationError
-from adadp.models import Recipe, build, load_features, pretrain, pretraining
+from adadp.models import Recipe, WideResNet, build, load_features, pretrain, pretraining, untrained
 
 
 @pytest.fixture
@@ -27,17 +27,23 @@ def cache(tmp_path, monkeypatch):
 RECIPE = Recipe(epochs=4, batch=16, learning_rate=0.05)
 
 
-@pytest.mark.parametrize("name", ["paper", "resnet"])
-def test_it_learns_and_freezes(name, public, cache):
+@pytest.fixture
+def narrow(monkeypatch):
+    """A wide net that is not: seconds are for the GPU."""
+    monkeypatch.setitem(pretraining._NETS, "wide", lambda classes: WideResNet(3, classes, width=8))
+
+
+@pytest.mark.parametrize("name", ["paper", "resnet", "wide"])
+def test_it_learns_and_freezes(name, public, cache, narrow):
     losses = []
     weights = pretrain(name, recipe=RECIPE, data=public, progress=lambda epoch, loss: losses.append(loss))
     assert losses[-1] < 0.9 * losses[0]
     assert "colours" in weights.assumption
     assert weights.path is None
     assert not cache.exists()
-    model = build(name, (3, 32, 32), 10)
+    model = untrained(name)
     load_features(model, weights)
-    assert torch.equal(next(iter(model.features.parameters())), next(iter(weights.weights.values())))
+    assert torch.equal(next(iter(model.features.parameters())), next(iter(weights.weights.values())).float())
     assert not any(p.requires_grad for p in model.features.parameters())
     assert all(p.requires_grad for p in model.head.parameters())
     load_features(model, weights, frozen=False)
@@ -67,8 +73,64 @@ def test_cifar_100_weights_are_cached_by_recipe(public, cache, monkeypatch):
     assert all(torch.equal(anew.weights[key], value) for key, value in first.weights.items())
 
 
+def test_what_is_held_out_is_guessed_and_not_trained_on(public, cache, monkeypatch, narrow):
+    seen = []
+    monkeypatch.setattr(pretraining, "load", lambda name, **options: public)
+    train = pretraining._train
+    monkeypatch.setattr(pretraining, "_train", lambda *given: (seen.append(given[1]), train(*given))[1])
+    found = pretrain("wide", recipe=Recipe(epochs=6, batch=12, learning_rate=0.1), hold_out=0.25)
+    assert found.accuracy >= 0.9  # red and blue
+    assert found.path is None
+    assert not cache.exists()
+    assert len(seen[0]) == 36
+    assert pretrain("paper", recipe=Recipe(epochs=1, batch=48), data=public).accuracy is None
+    with pytest.raises(ConfigurationError, match="held out"):
+        pretrain("paper", hold_out=1.0)
+
+
+def test_images_are_shifted_and_flipped_each_by_itself():
+    images = torch.rand(3, 2, 8, 8)
+    flips, shifts = torch.tensor([False, True, False]), torch.tensor([[4, 4, 6], [4, 4, 1]])
+    made = pretraining._augment(images, flips, shifts)
+    assert torch.equal(made[0], images[0])
+    assert torch.equal(made[1], images[1].flip(2))
+    assert torch.equal(made[2, :, :6, 3:], images[2, :, 2:, :5])  # two rows up, three columns to the right
+    assert not made[2, :, 6:].any()
+    assert not made[2, :, :, :3].any()
+
+
+def test_an_epoch_takes_each_example_once_and_draws_all_shifts():
+    batches = pretraining._epoch(2000, 64, 31, torch.Generator().manual_seed(0), torch.device("cpu"))
+    index, flips, shifts = (torch.cat(parts, -1) for parts in zip(*batches, strict=True))
+    assert [len(batch[0]) for batch in batches] == [64] * 31
+    assert len(index.unique()) == len(index)
+    assert 0.4 < flips.double().mean() < 0.6
+    assert shifts.unique().tolist() == list(range(9))
+
+
+def test_frozen_features_of_a_wide_net_do_not_mix_examples():
+    torch.manual_seed(0)
+    net = WideResNet(3, 10, width=8)
+    x = torch.rand(6, 3, 16, 16)
+    net.train()(x)  # statistics that are not those of a new net
+    net.eval()
+    assert net.features(x).shape == (6, 64)
+    other = x.clone()
+    other[1:] = 100 * torch.rand(5, 3, 16, 16)
+    assert torch.allclose(net.features(x)[0], net.features(other)[0], atol=1e-5)
+    assert torch.allclose(net(x), net.head(net.features(x)[:, 32:]))
+
+
+def test_the_wide_net_is_small_enough_to_be_sent_around():
+    net = untrained("wide", 100)
+    weights = pretraining._weights(net)
+    assert sum(value.numel() * value.element_size() for value in weights.values()) < 16 * 2**20
+    assert sum(value.numel() for value in net.parameters()) == 6_206_772
+    assert weights["norm.running_var"].dtype == torch.float32
+
+
 def test_refusals(public):
-    with pytest.raises(ConfigurationError, match="paper and resnet"):
+    with pytest.raises(ConfigurationError, match="only paper, resnet, wide have"):
         pretrain("linear")
     weights = pretrain("paper", recipe=Recipe(epochs=1, batch=48), data=public)
     with pytest.raises(ConfigurationError, match="no `features`"):
