@@ -16,6 +16,7 @@ from torch import Tensor
 from adadp import models
 from adadp.data import load
 from adadp.preprocessing import DPPCA
+from adadp.reproduce.scaling import scaled
 
 T = TypeVar("T")
 #: Training inputs and labels, test inputs and labels, on the device.
@@ -75,33 +76,52 @@ class Bench:
 
         return self._once(("basis", noise_multiplier, seed), make)
 
-    def features(self, net: str) -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
+    def features(
+        self, net: str, scaling: str = "none", blocks: int = 1
+    ) -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
         """CIFAR-10 through convolutions pre-trained on CIFAR-100, the map itself, and some public features.
 
-        The "resnet"'s are centred on the mean of public ones and divided by their mean length: public constants.
+        `scaling` is one of `adadp.reproduce.scaling`; `blocks` is of how many of a wide net's last blocks.
         """
 
-        @torch.no_grad()
+        def make() -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
+            (images, labels, tested, answers), of, public = self._pretrained(net)
+            first = 0 if net != "wide" or blocks == 2 else public.shape[1] // 2
+            rows = scaled(scaling, public[:, first:])
+
+            def through(some: Tensor) -> Tensor:
+                return rows(of(some)[:, first:])
+
+            split = (rows(images[:, first:]), labels, rows(tested[:, first:]), answers)
+            return split, through, rows(public[:, first:])
+
+        return self._once(("features", net, scaling, blocks), make)
+
+    def _pretrained(self, net: str) -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
+        """As `features`, of all blocks and not scaled: what takes seconds."""
+
         def make() -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
             kept = models.pretrain(net, data_dir=self.data_dir, device=self.device)
-            model = models.PaperCifarNet() if net == "paper" else models.ResNet(3, 10)
+            model = models.untrained(net)
             models.load_features(model, kept)
+            # Evaluation mode makes batch normalisation a constant: no example feels another.
             convolutions = cast(torch.nn.Module, model.features).to(self.device).eval()
 
             @torch.no_grad()
             def of(images: Tensor) -> Tensor:
-                return torch.cat([convolutions(part.to(self.device)) for part in torch.split(images, 1000)])
+                return torch.cat([looked(part.to(self.device)) for part in torch.split(images, 1000)])
 
-            public = of(self.public_images()[:10_000])
-            centre, scale = torch.zeros_like(public[0]), 1.0
-            if net == "resnet":
-                centre = public.mean(0)
-                scale = float((public - centre).norm(dim=1).mean())
-
-            def rows(images: Tensor) -> Tensor:
-                return (of(images) - centre) / scale
+            def looked(part: Tensor) -> Tensor:
+                if net != "wide":
+                    return cast(Tensor, convolutions(part))
+                # Twice, since an image and its mirror image show the same. Half precision on a GPU is finer than what
+                # the net was trained in, and every worker does this.
+                both = torch.cat([part, part.flip(3)]).contiguous(memory_format=torch.channels_last)
+                kind = torch.device(self.device).type
+                with torch.autocast(kind, torch.float16, enabled=kind == "cuda"):
+                    return cast(Tensor, convolutions(both).float().unflatten(0, (2, -1)).mean(0))
 
             images, labels, tested, answers = self.images("cifar10")
-            return (rows(images), labels, rows(tested), answers), rows, (public - centre) / scale
+            return (of(images), labels, of(tested), answers), of, of(self.public_images()[:10_000])
 
-        return self._once(("features", net), make)
+        return self._once(("pretrained", net), make)
