@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from adadp.cli import account, audit, calibrate, evaluate, ledger, predict, pretrain, reproduce, train
+from adadp.cli import account, audit, bench, calibrate, evaluate, ledger, predict, pretrain, reproduce, train
 from adadp.cli.errors import OneLineGroup
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("pretrain")(pretrain.pretrain)
 app.command("reproduce")(reproduce.reproduce)
+app.command("bench")(bench.bench)
 app.add_typer(ledger.app, name="ledger")
 
 __all__ = ["app"]

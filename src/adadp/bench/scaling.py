@@ -1,0 +1,195 @@
+"""How the cost of a step grows with the lot, the depth, the width and the sequence's length.
+
+Steps here are those without a refresh of shapes. A point that does not fit, or takes too long, is left out, and why is
+written down in its place.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from adadp.bench import machine
+from adadp.bench.clock import milliseconds, release
+from adadp.bench.compare import Contender
+from adadp.bench.models import MODELS, Sizes
+from adadp.errors import ConfigurationError
+
+#: What grows, by the name that its points have: method and clipping.
+SERIES = {
+    "sgd": ("sgd", "none"),
+    "flat": ("adadp", "flat"),
+    "ellipsoid-rowcolumn": ("adadp", "ellipsoid-rowcolumn"),
+    "local": ("adadp", "local"),
+}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One size of a model goes through `values`; the others stay."""
+
+    model: str
+    size: str
+    values: tuple[int, ...]
+    others: Sizes = field(default_factory=dict)
+
+
+_LOTS = tuple(2**power for power in range(6, 14))
+SWEEPS: dict[str, tuple[Sweep, ...]] = {
+    "cpu": (
+        Sweep("mlp", "lot", _LOTS, {"width": 1000}),
+        Sweep("transformer", "lot", _LOTS, {"width": 64, "depth": 2, "length": 16}),
+        Sweep("transformer", "depth", (1, 2, 4, 8, 16), {"lot": 16, "width": 128, "length": 32}),
+        Sweep("transformer", "width", (64, 128, 256, 512), {"lot": 16, "depth": 2, "length": 32}),
+        Sweep("transformer", "length", (16, 32, 64, 128, 256, 512), {"lot": 8, "width": 64, "depth": 2}),
+    ),
+    "cuda": (
+        Sweep("mlp", "lot", _LOTS, {"width": 1000}),
+        Sweep("transformer", "lot", _LOTS, {"width": 256, "depth": 4, "length": 64}),
+        Sweep("transformer", "depth", (1, 2, 4, 8, 16, 32), {"lot": 32, "width": 512, "length": 128}),
+        Sweep("transformer", "width", (128, 256, 512, 1024, 2048), {"lot": 32, "depth": 4, "length": 128}),
+        Sweep("transformer", "length", (64, 128, 256, 512, 1024, 2048, 4096), {"lot": 8, "width": 256, "depth": 4}),
+    ),
+}
+#: Seconds: the longest step that is measured, what the rounds of a point aim at, and all of a sweep; by kind.
+STEP, POINT, SWEEP = {"cpu": 4.0, "cuda": 2.0}, {"cpu": 2.0, "cuda": 0.5}, {"cpu": 55.0, "cuda": 22.0}
+#: A point is tried only where this share of the free memory is enough for what the last one lets expect.
+SHARE = 0.8
+
+
+def scale(
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    seed: int = 0,
+    sweeps: Sequence[Sweep] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Time and peak memory of every point, slopes fitted to them, and Local's memory beyond SGD's over lots."""
+    chosen = machine.device_for(device)
+    with machine.settings(chosen, threads):
+        found = []
+        for sweep in SWEEPS[chosen.type] if sweeps is None else sweeps:
+            say(f"{sweep.model} on {chosen.type}: {sweep.size} {sweep.values[0]} to {sweep.values[-1]}")
+            found.append(_swept(sweep, chosen, seed))
+        versions = machine.versions(chosen)
+    beyond = [beyond_sgd(sweep) for sweep in found if sweep["size"] == "lot"]
+    return {"device": chosen.type, "sweeps": found, "local_memory": beyond, "versions": versions}
+
+
+def _swept(sweep: Sweep, device: torch.device, seed: int) -> dict[str, Any]:
+    if sweep.size == "lot" and "lot" in sweep.others:
+        raise ConfigurationError("the lot goes through the sweep's values: it is not one of the other sizes")
+    points: list[dict[str, Any]] = []
+    ended: dict[str, str] = {}  # series that have come to an end, and why
+    begun = time.perf_counter()
+    for value in sweep.values:
+        if time.perf_counter() - begun > SWEEP[device.type]:
+            ended = dict.fromkeys(SERIES, f"the sweep's {SWEEP[device.type]:g} s were spent") | ended
+        made: dict[str, Contender] = {}
+        for series, way in SERIES.items():
+            if series not in ended:
+                ended |= _too_large(series, points, value, device)
+            if series in ended:
+                points.append({"series": series, "value": value, "left_out": ended[series]})
+                continue
+            made[series] = Contender(*way)
+            made[series].make(sweep.model, {**sweep.others, sweep.size: value}, seed, device, None)
+        points += _measured(made, value, device, ended)
+        del made
+        release()
+    slopes = {series: _slopes(points, series) for series in SERIES}
+    return {
+        "model": sweep.model, "size": sweep.size, "others": dict(sweep.others), "points": points, "slopes": slopes,
+    }  # fmt: skip
+
+
+def _too_large(series: str, points: list[dict[str, Any]], value: int, device: torch.device) -> dict[str, str]:
+    """Why a point is not worth trying, going by the last one of its series: the peak may grow by its square."""
+    last = next((point for point in reversed(points) if point["series"] == series and "ms" in point), None)
+    if last is None:
+        return {}
+    growth = value / last["value"]
+    if last["ms"] / 1e3 * growth > STEP[device.type]:
+        return {series: f"a step would take about {last['ms'] / 1e3 * growth:.1f} s, over {STEP[device.type]:g} s"}
+    release()
+    free = machine.free_mib(device)
+    if last["peak_mib"] * growth > SHARE * free:
+        need = last["peak_mib"] * growth
+        return {series: f"it would need about {need / 1024:.1f} GiB where {free / 1024:.1f} GiB are free"}
+    return {}
+
+
+def _measured(
+    made: dict[str, Contender], value: int, device: torch.device, ended: dict[str, str]
+) -> list[dict[str, Any]]:
+    kind = device.type
+    first = {c: times[0] for c, times in milliseconds({c: c.run for c in made.values()}, 1, kind, warm=0).items()}
+    quick = {c: c.run for c in made.values() if c.error is None}
+    rounds = round(POINT[kind] * 1e3 / max(1e-3, sum(first[c] for c in quick))) if quick else 0
+    times = milliseconds(quick, min(20, max(2, rounds)), kind, warm=0)
+    found = []
+    for series, contender in made.items():
+        peak = contender.peak_mib(kind) if contender.error is None else None
+        if peak is None:
+            ended[series] = f"{value}: {contender.error}"
+            found.append({"series": series, "value": value, "left_out": contender.error})
+            continue
+        middle = statistics.median(times[contender])
+        found.append({"series": series, "value": value, "ms": round(middle, 4), "peak_mib": round(peak, 3)})
+    return found
+
+
+def slope(values: Sequence[float], costs: Sequence[float]) -> float | None:
+    """The exponent with which costs grow at the end: a line through the larger half of the points, log over log."""
+    pairs = [(math.log(v), math.log(c)) for v, c in zip(values, costs, strict=True) if c > 0]
+    pairs = pairs[-max(3, (len(pairs) + 1) // 2) :]
+    if len(pairs) < 2:
+        return None
+    fitted = statistics.linear_regression([x for x, _ in pairs], [y for _, y in pairs])
+    return round(fitted.slope, 3)
+
+
+def series_of(sweep: Mapping[str, Any], series: str, cost: str) -> tuple[list[int], list[float]]:
+    """Values and costs ("ms" or "peak_mib") of the points that were measured."""
+    found = [point for point in sweep["points"] if point["series"] == series and cost in point]
+    return [point["value"] for point in found], [point[cost] for point in found]
+
+
+def _slopes(points: list[dict[str, Any]], series: str) -> dict[str, float | None]:
+    return {cost: slope(*series_of({"points": points}, series, cost)) for cost in ("ms", "peak_mib")}
+
+
+def beyond_sgd(sweep: dict[str, Any]) -> dict[str, Any]:
+    """Local's peak less SGD's over lots, in MiB, and how it grows per 1,000 examples at the end.
+
+    SGD's own growth is its activations and their gradients. Gradients of examples, were they kept, would be
+    `gradient_mib_per_1000`.
+    """
+    own = dict(zip(*series_of(sweep, "local", "peak_mib"), strict=True))
+    base = dict(zip(*series_of(sweep, "sgd", "peak_mib"), strict=True))
+    lots = [lot for lot in base if lot in own]
+    excess = [round(own[lot] - base[lot], 3) for lot in lots]
+    module = MODELS[sweep["model"]](lot=1, **sweep["others"])[0]
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    return {
+        "model": sweep["model"], "lots": lots, "local_less_sgd_mib": excess, "sgd_mib": [base[lot] for lot in lots],
+        "mib_per_1000": {
+            "local_less_sgd": _per_thousand(lots, excess), "sgd": _per_thousand(lots, [base[lot] for lot in lots]),
+        },
+        "gradient_mib_per_1000": round(1000 * weights / 2**20, 3),
+    }  # fmt: skip
+
+
+def _per_thousand(lots: Sequence[int], mib: Sequence[float]) -> float | None:
+    pairs = list(zip(lots, mib, strict=True))[-max(3, (len(lots) + 1) // 2) :]
+    if len(pairs) < 2:
+        return None
+    fitted = statistics.linear_regression([x for x, _ in pairs], [y for _, y in pairs])
+    return round(1000 * fitted.slope, 4)
