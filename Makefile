@@ -23,7 +23,7 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/adadp bench --goals
 
 # Figures, tables and CLAIMS.md from the records in results/reproduce; the second says what would differ.
 results: $(STAMP)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from adadp.cli.output import print_list
 from adadp.cli.pipeline import JsonOption
@@ -20,7 +21,7 @@ MODELS, AGAINST, CLIPPING = "mlp,alexnet,wrn,transformer", "sgd,opacus", "flat,e
 
 
 def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
+    return typer.Option(*names, help=escape(help), show_default=False)  # else [words] are taken for styles
 
 
 def bench(
@@ -146,7 +147,6 @@ def _print(found: Comparison, goals: bool) -> None:
 
 
 def _table(title: str, heading: list[str], rows: list[list[str]]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0), title_style="bold")
