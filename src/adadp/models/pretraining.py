@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -159,7 +160,7 @@ def _train(
     )
     images, labels = data.images.to(device), data.labels.to(device)
     net.train()
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+    with _fastest_convolutions():
         for epoch in range(recipe.epochs):
             total = torch.zeros((), device=device)
             for index, flips, shifts in _epoch(len(data), recipe.batch, steps, generator, device):
@@ -174,6 +175,17 @@ def _train(
             if progress is not None:
                 progress(epoch + 1, float(total) / steps)
     return net  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN try its algorithms on the first batch: all batches are of one size."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _epoch(
