@@ -6,9 +6,11 @@ A row's length decides how much of its gradient a bound cuts away, so rows of on
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 #: What is added to the public covariance before it is inverted, in parts of its mean eigenvalue.
 DAMPING = 0.1
@@ -29,7 +31,7 @@ def scaled(name: str, public: Tensor) -> Callable[[Tensor], Tensor]:
         length = float(away.norm(dim=1).mean())
         return lambda rows: (rows - centre) / length
     matrix = _MATRICES[name](away.double()).to(public)
-    return lambda rows: torch.nn.functional.normalize((rows - centre) @ matrix, dim=1)
+    return lambda rows: cast(Tensor, normalize((rows - centre) @ matrix, dim=1))
 
 
 def _whitening(away: Tensor) -> Tensor:
