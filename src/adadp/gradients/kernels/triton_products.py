@@ -1,0 +1,225 @@
+"""Each example's product of two matrices, clamped and summed or measured as it leaves the registers, in Triton.
+
+The gradient of example n is g_n = sum_p b_np a_np^T over places p: the tokens of a sequence, or where a convolution's
+kernel stops. A column of it is one channel of the input seen through one entry of the kernel; which input that is at
+which place is worked out while loading, so patches never exist in memory. A sequence is a convolution whose kernel has
+one entry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.triton_splits import programs_per_tile
+
+if TYPE_CHECKING:
+    from adadp.gradients.convolution import Geometry
+
+
+class Blocks(NamedTuple):
+    """A tile of the gradient, how many places are loaded at a time, and how a program works on them."""
+
+    rows: int
+    columns: int
+    places: int
+    warps: int
+    stages: int
+    resident: int = 1  # programs that run on one multiprocessor at a time
+
+
+class Operands(NamedTuple):
+    """The two factors of every example's gradient, and the way through them."""
+
+    outputs: Tensor  # addressed by example, group, row, place
+    output_strides: tuple[int, int, int]  # example, row, place
+    inputs: Tensor
+    input_strides: tuple[int, int, int, int]  # example, channel, line, place in line
+    examples: int
+    groups: int
+    rows: int  # of each group
+    columns: int
+    places: int
+    line: int  # places in a line
+    size: tuple[int, int]  # of the input: lines, places in a line
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @property
+    def empty(self) -> bool:
+        return 0 in (self.examples, self.rows, self.columns, self.places)
+
+
+def sequence_operands(outputs: Tensor, inputs: Tensor) -> Operands:
+    """Of outputs [n, T, rows] and inputs [n, T, columns]."""
+    examples, places, rows = outputs.shape
+    example, place, channel = inputs.stride()
+    return Operands(
+        outputs, (outputs.stride(0), outputs.stride(2), outputs.stride(1)), inputs, (example, channel, 0, place),
+        examples, 1, rows, inputs.shape[2], places, places, (1, places),
+    )  # fmt: skip
+
+
+def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry) -> Operands:
+    """Of one- and two-dimensional convolutions: outputs [n, out, *size], inputs [n, in, *size]."""
+    outputs, inputs = outputs.contiguous(), inputs.contiguous()
+    way = [geometry.kernel, geometry.stride, geometry.padding, geometry.dilation]
+    if len(geometry.kernel) == 1:
+        outputs, inputs = outputs.unsqueeze(2), inputs.unsqueeze(2)
+        way = [(neutral, *values) for neutral, values in zip((1, 1, 0, 1), way, strict=True)]
+    kernel, stride, padding, dilation = ((values[0], values[1]) for values in way)
+    examples, rows, lines, line = outputs.shape
+    example, channel, y, x = inputs.stride()
+    return Operands(
+        outputs, (outputs.stride(0), outputs.stride(1), 1), inputs, (example, channel, y, x),
+        examples, geometry.groups, rows // geometry.groups, inputs.shape[1] // geometry.groups * kernel[0] * kernel[1],
+        lines * line, line, (inputs.shape[2], inputs.shape[3]), kernel, stride, padding, dilation,
+    )  # fmt: skip
+
+
+def product_blocks(rows: int, columns: int, clamped: bool, moments: bool = False) -> Blocks:
+    """Tiles as large as their sums fit in registers: the larger, the less often factors are loaded."""
+    height = min(128, max(16, triton.next_power_of_2(rows)))
+    width = min(64 if moments else 128, max(16, triton.next_power_of_2(columns)))
+    large = height * width >= 64 * 128
+    return Blocks(height, width, 32, 8 if large else 4, 3, 1 if height * width > 64 * 128 else 2 if large else 4)
+
+
+def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, blocks: Blocks | None = None) -> Sums:
+    """`sum_n clamp(g_n, +-bound)` and, with `moments`, `sum_n g_n^2`, each of `bound`'s shape."""
+    if operands.empty:
+        return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
+    blocks = blocks or product_blocks(operands.rows, operands.columns, True, moments)
+    splits, each = _splits(operands, blocks, overhead=1)
+    sums = torch.empty(splits, *bound.shape, dtype=bound.dtype, device=bound.device)
+    squares = torch.empty_like(sums) if moments else sums
+    _launch(operands, blocks, precision, splits, each, bound.contiguous(), sums, squares, sums,
+            CLAMPED=True, MOMENTS=moments, SCALED=False)  # fmt: skip
+    return sums.sum(0), squares.sum(0) if moments else None
+
+
+def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Blocks | None = None) -> Tensor:
+    """|g_n * scale|^2 for each example; [n], float64.
+
+    Entries are rounded as the products are, and once more by `scale`; their squares are added in float64, where none of
+    them overflows or vanishes (relative error below 2^-40). An entry that is not finite makes the norm so.
+    """
+    outputs = operands.outputs
+    if operands.empty:
+        return torch.zeros(operands.examples, dtype=torch.float64, device=outputs.device)
+    blocks = blocks or product_blocks(operands.rows, operands.columns, False)
+    splits, each = _splits(operands, blocks, overhead=0)
+    found = torch.empty(operands.examples, _tiles(operands, blocks), dtype=torch.float64, device=outputs.device)
+    factor = outputs if scale is None else scale.contiguous()
+    _launch(operands, blocks, precision, splits, each, factor, outputs, outputs, found,
+            CLAMPED=False, MOMENTS=False, SCALED=scale is not None)  # fmt: skip
+    return found.sum(1)
+
+
+def _tiles(operands: Operands, blocks: Blocks) -> int:
+    down, across = triton.cdiv(operands.rows, blocks.rows), triton.cdiv(operands.columns, blocks.columns)
+    return int(operands.groups * down * across)
+
+
+def _splits(operands: Operands, blocks: Blocks, overhead: int) -> tuple[int, int]:
+    tiles = _tiles(operands, blocks)
+    return programs_per_tile(tiles, operands.examples, blocks.resident, overhead, 1, operands.outputs.device)
+
+
+def _launch(
+    operands: Operands, blocks: Blocks, precision: str, splits: int, each: int,
+    matrix: Tensor, sums: Tensor, squares: Tensor, found: Tensor, **kind: bool,
+) -> None:  # fmt: skip
+    o: Any = operands
+    _products[(_tiles(operands, blocks) * splits,)](
+        o.outputs, o.inputs, matrix, sums, squares, found,
+        o.examples, each, o.groups, o.rows, o.columns, o.places, o.line, *o.size, *o.output_strides, *o.input_strides,
+        *o.kernel, *o.stride, *o.padding, *o.dilation,
+        LINEAR=o.line == o.places, PRECISION=precision, **kind,
+        ROWS=blocks.rows, COLUMNS=blocks.columns, PLACES=blocks.places,
+        num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _products(
+    outputs, inputs, matrix, sums, squares, found,
+    examples, each, groups, rows, columns, places, line, height, width,
+    output_example, output_row, output_place, input_example, input_channel, input_y, input_x,
+    KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+    PADDING_Y: tl.constexpr, PADDING_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
+    LINEAR: tl.constexpr, PRECISION: tl.constexpr, CLAMPED: tl.constexpr, MOMENTS: tl.constexpr, SCALED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    across = tl.cdiv(columns, COLUMNS)
+    down = tl.cdiv(rows, ROWS)
+    tiles = groups * down * across
+    tile = tl.program_id(0) % tiles
+    split = tl.program_id(0) // tiles
+    group = tile // (down * across)
+    row = (tile // across) % down * ROWS + tl.arange(0, ROWS)
+    column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    entry = (group * rows + row)[:, None] * columns + column[None, :]
+    # Where each column looks, from the corner of a patch.
+    channel = column // (KERNEL_Y * KERNEL_X)
+    down_by = column // KERNEL_X % KERNEL_Y * DILATION_Y - PADDING_Y
+    right_by = column % KERNEL_X * DILATION_X - PADDING_X
+    looks_at = (group * (columns // (KERNEL_Y * KERNEL_X)) + channel) * input_channel
+    if KERNEL_Y * KERNEL_X > 1 or PADDING_Y + PADDING_X > 0:
+        looks_at += down_by * input_y + right_by * input_x
+    stands_at = (group * rows + row) * output_row
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    square = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for example in range(split * each, tl.minimum(split * each + each, examples)):
+        output = outputs + tl.cast(example, tl.int64) * output_example
+        input = inputs + tl.cast(example, tl.int64) * input_example
+        product = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, places, PLACES):
+            place = start + tl.arange(0, PLACES)
+            left = tl.load(
+                output + (stands_at[:, None] + place[None, :] * output_place),
+                mask=(row < rows)[:, None] & (place < places)[None, :],
+                other=0.0,
+            )
+            seen = (place < places)[:, None] & (column < columns)[None, :]
+            if LINEAR:
+                y = tl.zeros_like(place)
+                x = place * STRIDE_X
+                corner = x * input_x
+            else:
+                y = place // line * STRIDE_Y
+                x = place % line * STRIDE_X
+                corner = y * input_y + x * input_x
+            if PADDING_Y > 0:
+                at_y = y[:, None] + down_by[None, :]
+                seen = seen & (at_y >= 0) & (at_y < height)
+            if PADDING_X > 0:
+                at_x = x[:, None] + right_by[None, :]
+                seen = seen & (at_x >= 0) & (at_x < width)
+            right = tl.load(input + (corner[:, None] + looks_at[None, :]), mask=seen, other=0.0)
+            product = tl.dot(left, right, product, input_precision=PRECISION)
+        if CLAMPED or SCALED:
+            factor = tl.load(matrix + entry, mask=inside, other=0.0)
+        if CLAMPED:
+            product = tl.where(product == product, product, 0.0)
+            total += tl.clamp(product, -factor, factor)
+            if MOMENTS:
+                square += product * product
+        else:
+            if SCALED:
+                product = product * factor
+            exact = tl.where(inside, product, 0.0).to(tl.float64)
+            tl.store(found + tl.cast(example, tl.int64) * tiles + tile, tl.sum(tl.sum(exact * exact, 1), 0))
+    if CLAMPED:
+        start = split.to(tl.int64) * groups * rows * columns
+        tl.store(sums + start + entry, total, mask=inside)
+        if MOMENTS:
+            tl.store(squares + start + entry, square, mask=inside)

@@ -1,0 +1,239 @@
+"""Cases of `test_triton.py`: every Triton kernel against the plain version, run with TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime import interpreter
+
+from adadp.gradients.convolution import Geometry
+from adadp.gradients.kernels import reference
+from adadp.gradients.kernels import with_triton as kernels
+from adadp.gradients.kernels.triton_products import Blocks, clamped, norms, sequence_operands
+from adadp.gradients.kernels.triton_splits import programs_per_tile
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+
+
+_patch = interpreter._patch_lang_tensor
+
+
+def _patch_and_count(tensor: type, scope: interpreter._LangPatchScope) -> None:
+    """Triton 3.6 takes an array of one element for a number, which NumPy 2.4 no longer does."""
+    _patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
+interpreter._patch_lang_tensor = _patch_and_count
+
+CPU = torch.device("cpu")
+
+VECTORS = [(7, 5, 3), (20, 60, 33), (1, 1, 1), (9, 1, 70), (9, 130, 1), (0, 4, 5), (70, 65, 64)]
+SEQUENCES = [
+    (3, 5, 7, 9), (2, 40, 20, 33), (4, 1, 6, 5), (3, 3, 1, 1), (2, 4, 1, 40), (2, 4, 40, 1),
+    (0, 3, 4, 5), (3, 0, 4, 5), (2, 33, 130, 140),
+]  # fmt: skip
+
+
+def same(found: Tensor | None, expected: Tensor | None) -> None:
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def same_sums(found: reference.Sums, expected: reference.Sums) -> None:
+    same(found[0], expected[0])
+    same(found[1], expected[1])
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def bounds(*shape: int) -> Tensor:
+    """About a third of the values of unit variance are larger; some bounds are zero."""
+    bound = drawn(*shape, seed=7).abs() * 2
+    return torch.where(bound < 0.2, 0.0, bound)
+
+
+@pytest.mark.parametrize("moments", [False, True])
+@pytest.mark.parametrize("sizes", VECTORS, ids=str)
+def test_outer_clamped(sizes: tuple[int, int, int], moments: bool) -> None:
+    n, rows, columns = sizes
+    outputs, inputs, bound = drawn(n, rows), drawn(n, columns, seed=1), bounds(rows, columns)
+    found = kernels.outer_clamped(outputs, inputs, bound, moments)
+    same_sums(found, reference.outer_clamped(outputs, inputs, bound, moments))
+
+
+def test_outer_clamped_of_what_is_not_finite() -> None:
+    outputs, inputs, bound = drawn(9, 6), drawn(9, 20, seed=1), bounds(6, 20)
+    outputs[1, 2], outputs[3, 4], outputs[5, 0] = math.nan, math.inf, -math.inf
+    inputs[2, 3], inputs[3, 5], inputs[6, 7] = math.nan, 0.0, math.inf
+    found = kernels.outer_clamped(outputs, inputs, bound, True)
+    assert not found[0].isnan().any()
+    same_sums(found, reference.outer_clamped(outputs, inputs, bound, True))
+    finite = torch.tensor([0, 4, 7, 8])
+    bits = kernels.outer_clamped(outputs[finite], inputs[finite], bound)[0]
+    outputs[~torch.isin(torch.arange(9), finite)] = math.nan  # the careful way adds the others as before
+    torch.testing.assert_close(kernels.outer_clamped(outputs, inputs, bound)[0], bits, rtol=1e-6, atol=1e-6)
+
+
+def test_the_careful_way_has_the_bits_of_the_quick_one() -> None:
+    outputs, inputs, bound = drawn(9, 6), drawn(9, 20, seed=1), bounds(6, 20)
+    outputs[4] = 0.0
+    quick = kernels.outer_clamped(outputs, inputs, bound)[0]
+    outputs[4] = math.nan
+    assert torch.equal(kernels.outer_clamped(outputs, inputs, bound)[0], quick)
+
+
+@pytest.mark.parametrize("moments", [False, True])
+@pytest.mark.parametrize("sizes", SEQUENCES, ids=str)
+def test_products_clamped(sizes: tuple[int, int, int, int], moments: bool) -> None:
+    n, tokens, rows, columns = sizes
+    outputs, inputs, bound = drawn(n, tokens, rows), drawn(n, tokens, columns, seed=1), bounds(rows, columns)
+    found = kernels.products_clamped(outputs, inputs, bound, moments)
+    same_sums(found, reference.products_clamped(outputs, inputs, bound, moments))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("sizes", SEQUENCES, ids=str)
+def test_products_norms(sizes: tuple[int, int, int, int], scaled: bool) -> None:
+    n, tokens, rows, columns = sizes
+    outputs, inputs = drawn(n, tokens, rows), drawn(n, tokens, columns, seed=1)
+    scale = drawn(rows, columns, seed=2) if scaled else None
+    found = kernels.products_norms(outputs, inputs, scale)
+    assert found.dtype == torch.float64
+    assert found.shape == (n,)
+    same(found, reference.products_norms(outputs, inputs, scale))
+
+
+def test_products_of_what_is_not_finite() -> None:
+    outputs, inputs, bound = drawn(6, 5, 6), drawn(6, 5, 20, seed=1), bounds(6, 20)
+    outputs[1, 2, 3], inputs[2, 1, 7], outputs[4, 0, 0], inputs[4, 0, 3] = math.nan, math.inf, -math.inf, 0.0
+    found = kernels.products_clamped(outputs, inputs, bound, True)
+    assert not found[0].isnan().any()
+    same_sums(found, reference.products_clamped(outputs, inputs, bound, True))
+    finite = kernels.products_norms(outputs, inputs).isfinite()
+    assert finite.tolist() == [True, False, False, True, False, True]
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-18, 1e18])
+def test_squares_neither_vanish_nor_overflow(size: float) -> None:
+    outputs, inputs = drawn(3, 4, 6) * size, drawn(3, 4, 5, seed=1)
+    exact = reference.products_norms(outputs.double(), inputs.double())
+    torch.testing.assert_close(kernels.products_norms(outputs, inputs), exact, rtol=1e-5, atol=0.0)
+    assert kernels.products_norms(outputs / size * 1e38, inputs * 1e3).isposinf().any()
+
+
+def test_an_example_has_the_same_norm_in_any_company() -> None:
+    outputs, inputs = drawn(11, 4, 6), drawn(11, 4, 5, seed=1)
+    together = kernels.products_norms(outputs, inputs)
+    alone = torch.cat([kernels.products_norms(outputs[n : n + 1], inputs[n : n + 1]) for n in range(11)])
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("blocks", [Blocks(16, 16, 16, 4, 2), Blocks(32, 16, 32, 4, 2), Blocks(16, 64, 16, 4, 2)])
+def test_tiles_of_any_size(blocks: Blocks) -> None:
+    outputs, inputs, bound = drawn(3, 35, 40), drawn(3, 35, 50, seed=1), bounds(40, 50)
+    operands = sequence_operands(outputs, inputs)
+    same_sums(clamped(operands, bound, True, "ieee", blocks), reference.products_clamped(outputs, inputs, bound, True))
+    same(norms(operands, bound, "ieee", blocks), reference.products_norms(outputs, inputs, bound))
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    outputs, inputs = drawn(6, 4, 12).mT[::2, ::3], drawn(10, 4, 6, seed=1).permute(2, 1, 0)[::2]
+    bound = bounds(10, 4).T
+    expected = reference.products_clamped(outputs, inputs, bound, True)
+    same_sums(kernels.products_clamped(outputs, inputs, bound, True), expected)
+    same(kernels.products_norms(outputs, inputs, bound), reference.products_norms(outputs, inputs, bound))
+    outputs, inputs = outputs[:, 0], inputs[:, 0]
+    expected = reference.outer_clamped(outputs, inputs, bound, True)
+    same_sums(kernels.outer_clamped(outputs, inputs, bound, True), expected)
+
+
+def geometry(
+    weight: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int = 1
+) -> Geometry:
+    return Geometry(torch.Size(weight), tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+CONVOLUTIONS = {
+    "3x3": ((2, 5, 8, 8), geometry((7, 5, 3, 3), (1, 1), (1, 1), (1, 1))),
+    "stride 2": ((2, 4, 9, 7), geometry((6, 4, 3, 3), (2, 2), (1, 1), (1, 1))),
+    "1x1": ((2, 6, 5, 5), geometry((17, 6, 1, 1), (1, 1), (0, 0), (1, 1))),
+    "1x1, stride 2": ((2, 6, 6, 6), geometry((4, 6, 1, 1), (2, 2), (0, 0), (1, 1))),
+    "1x1, padded": ((2, 3, 4, 4), geometry((4, 3, 1, 1), (1, 1), (2, 1), (1, 1))),
+    "5x5": ((2, 3, 9, 9), geometry((20, 3, 5, 5), (1, 1), (2, 2), (1, 1))),
+    "uneven": ((2, 4, 11, 6), geometry((6, 2, 3, 2), (2, 1), (2, 1), (2, 3), 2)),
+    "depthwise": ((2, 4, 6, 6), geometry((8, 1, 3, 3), (1, 1), (1, 1), (1, 1), 4)),
+    "no padding": ((2, 3, 7, 8), geometry((5, 3, 3, 3), (1, 1), (0, 0), (1, 1))),
+    "one place": ((2, 3, 3, 3), geometry((5, 3, 3, 3), (1, 1), (0, 0), (1, 1))),
+    "one line": ((2, 3, 3, 9), geometry((5, 3, 3, 3), (1, 1), (0, 1), (1, 1))),
+    "no examples": ((0, 3, 6, 6), geometry((5, 3, 3, 3), (1, 1), (1, 1), (1, 1))),
+    "1d": ((2, 4, 20), geometry((6, 4, 5), (2,), (2,), (1,))),
+    "1d, dilated, grouped": ((2, 4, 20), geometry((6, 2, 3), (1,), (4,), (4,), 2)),
+    "3d": ((2, 2, 4, 4, 4), geometry((3, 2, 2, 2, 2), (1, 1, 1), (1, 1, 1), (1, 1, 1))),
+}
+
+
+def convolution(name: str) -> tuple[Tensor, Tensor, Geometry]:
+    shape, way = CONVOLUTIONS[name]
+    inputs = drawn(*shape)
+    convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(shape) - 3]
+    sizes = convolve(inputs, torch.zeros(way.weight), None, way.stride, way.padding, way.dilation, way.groups).shape
+    return drawn(*sizes, seed=1), inputs, way
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution_clamped(name: str) -> None:
+    outputs, inputs, way = convolution(name)
+    bound = bounds(*way.weight)
+    for moments in (False, True):
+        found = kernels.convolution_clamped(outputs, inputs, way, bound, moments)
+        same_sums(found, reference.convolution_clamped(outputs, inputs, way, bound, moments))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution_norms(name: str) -> None:
+    outputs, inputs, way = convolution(name)
+    for scale in (None, drawn(*way.weight, seed=2)):
+        found = kernels.convolution_norms(outputs, inputs, way, scale)
+        assert found.dtype == torch.float64
+        same(found, reference.convolution_norms(outputs, inputs, way, scale))
+
+
+def test_convolution_of_what_is_not_finite_or_contiguous() -> None:
+    outputs, inputs, way = convolution("3x3")
+    outputs, inputs = outputs.to(memory_format=torch.channels_last), inputs.transpose(2, 3).contiguous().transpose(2, 3)
+    inputs[0, 1, 2, 3], outputs[1, 2, 0, 0] = math.nan, math.inf
+    bound = bounds(*way.weight)
+    found = kernels.convolution_clamped(outputs, inputs, way, bound, True)
+    assert not found[0].isnan().any()
+    same_sums(found, reference.convolution_clamped(outputs, inputs, way, bound, True))
+    assert not kernels.convolution_norms(outputs, inputs, way).isfinite().any()
+
+
+def test_the_same_bits_each_time() -> None:
+    outputs, inputs, way = convolution("uneven")
+    bound = bounds(*way.weight)
+    runs = [kernels.convolution_clamped(outputs, inputs, way, bound, True) for _ in range(2)]
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))  # type: ignore[arg-type]
+    outputs, inputs, bound = drawn(40, 6), drawn(40, 5, seed=1), bounds(6, 5)
+    sums = [kernels.outer_clamped(outputs, inputs, bound)[0] for _ in range(2)]
+    assert torch.equal(*sums)
+
+
+@pytest.mark.parametrize("examples", [1, 3, 16, 600, 8192])
+@pytest.mark.parametrize("tiles", [1, 16, 108, 400])
+def test_every_example_has_one_program(tiles: int, examples: int) -> None:
+    splits, each = programs_per_tile(tiles, examples, 2, 8, 4, CPU)
+    assert each % 4 == 0
+    assert (splits - 1) * each < examples <= splits * each
+    if examples >= 600:
+        assert tiles * splits >= 132  # every multiprocessor has something to do
