@@ -31,12 +31,13 @@ def scaled(name: str, public: Tensor) -> Callable[[Tensor], Tensor]:
         length = float(away.norm(dim=1).mean())
         return lambda rows: (rows - centre) / length
     matrix = _MATRICES[name](away.double()).to(public)
-    return lambda rows: cast(Tensor, normalize((rows - centre) @ matrix, dim=1))
+    return lambda rows: normalize((rows - centre) @ matrix, dim=1)
 
 
 def _whitening(away: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(away.T @ away / len(away))
-    return vectors @ torch.diag((values.clamp(min=0) + DAMPING * values.mean()).rsqrt()) @ vectors.T
+    roots = (values.clamp(min=0) + DAMPING * values.mean()).rsqrt()
+    return cast(Tensor, vectors @ torch.diag(roots) @ vectors.T)
 
 
 _MATRICES: dict[str, Callable[[Tensor], Tensor]] = {
