@@ -270,13 +270,8 @@ class Local(_Shaped):
     def _bounded(self, gradients: Gradients) -> Release:
         if not self.local:
             return self._sums(gradients, self.weights(gradients))
-        keep = gradients.keep
-        for form in gradients.forms.values():
-            keep = keep & form.finite()
         return {
-            name: gradients.forms[name].clamped_sum(bound, gradients.scale, keep)
-            if name in gradients
-            else self._zeros(name)
+            name: gradients.clamped_sum(name, bound, self.source.looks) if name in gradients else self._zeros(name)
             for name, bound in self.bounds.items()
         }
 

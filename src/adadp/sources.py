@@ -58,6 +58,7 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
 
     reasons: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+    looks = False  # whether `see` squares the gradients that it is shown
 
     def __init__(self) -> None:
         self.step = -1
@@ -283,6 +284,8 @@ class Paid(Source):
 
 class Raw(Source):
     """The lot's own gradients, squared and averaged, as the paper computes E'. Nothing protects them."""
+
+    looks = True
 
     reasons = (
         "the shape of the noise (E') is computed from raw gradients: clip bounds and noise scales then depend on "

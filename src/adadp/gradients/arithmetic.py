@@ -26,6 +26,11 @@ def unit_roundoff(tensor: Tensor) -> float:
     return 2.0**-10 if tf32 else 2.0**-24
 
 
+def largest_number(tensor: Tensor) -> float:
+    """What sums of `tensor`'s dtype stay finite below, with room for rounding."""
+    return float(torch.finfo(tensor.dtype).max) / 2
+
+
 def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
     """Zero the examples that are not kept, NaN and Inf included (0 * NaN would spread them over the sum)."""
     keep = None if keep is None else only_if_some_are_not(keep)

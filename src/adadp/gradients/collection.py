@@ -7,6 +7,7 @@ factor between the loss's gradient and the example's own (n for a mean over n), 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,9 +56,18 @@ class Gradients:
             return {name: form.weighted_sum(scaled, keep) for name, form in self.forms.items()}
 
     def finite(self) -> Tensor:
-        """Examples that count and whose gradients are finite everywhere; [n] of bool."""
+        """Examples that count and whose gradients are finite everywhere; [n] of bool, the same tensor each time."""
+        return self._finite
+
+    @cached_property
+    def _finite(self) -> Tensor:
         finite = self.keep
         with exact_arithmetic():
             for form in self.forms.values():
-                finite = finite & form.squared_norms().isfinite()
+                finite = finite & form.finite()
         return finite
+
+    def clamped_sum(self, name: str, bound: Tensor, moments: bool) -> Tensor:
+        """One parameter's sum over finite examples of `clamp(g_n, -bound, bound)`; see `PerExample.clamped_sum`."""
+        with exact_arithmetic():
+            return self.forms[name].clamped_sum(bound, self.scale, self.finite(), moments)

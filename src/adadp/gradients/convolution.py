@@ -12,8 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, norms, squares, unit_roundoff
+from adadp.gradients.arithmetic import (
+    accumulation_dtype,
+    bounded_factors,
+    drop,
+    largest_number,
+    norms,
+    squares,
+    unit_roundoff,
+)
 from adadp.gradients.factors import Factor
+from adadp.gradients.kernels import kernel
+from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.layer import Layer, Taps, no_batch, supports
 from adadp.gradients.per_example import (
     DENSE_BYTES,
@@ -117,7 +127,7 @@ class Convolution(PerExample):
         measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
         # The norm is taken of one product, the sum is another: the rounding of both is at most a multiple of
         # sum_t |a_t| |b_t| over places t, and an input is seen from at most as many places as the kernel is large.
-        inputs, outputs = norms(self.inputs), norms(self.outputs)
+        inputs, outputs = self._factor_norms
         reach = inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
         roundoff = unit_roundoff(self.outputs)
         if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
@@ -125,6 +135,11 @@ class Convolution(PerExample):
         places = math.prod(self.outputs.shape[2:])
         bound = (measured + (8 + math.sqrt(places)) * 2 * roundoff * reach).square()
         return bounded_factors(bound, inputs, outputs)
+
+    @cached_property
+    def _factor_norms(self) -> tuple[Tensor, Tensor]:
+        """The norms of each example's inputs and output gradients, each of shape [n]."""
+        return norms(self.inputs), norms(self.outputs)
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms
@@ -137,6 +152,18 @@ class Convolution(PerExample):
 
     def dense(self, examples: slice) -> Tensor:
         return self.geometry.per_example(self.inputs[examples], self.outputs[examples])
+
+    def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep) * scale
+        sums: Sums = kernel("convolution_clamped", outputs)(
+            outputs, inputs, self.geometry, bound.to(outputs.dtype), moments
+        )
+        return sums
+
+    def finite(self) -> Tensor:
+        # A coordinate is a product of an input's and an output gradient's values, each once: Cauchy and Schwarz.
+        inputs, outputs = self._factor_norms
+        return bounded_factors(inputs * outputs, inputs, outputs) < largest_number(self.outputs)
 
     def scaled(self, scale: Tensor) -> PerExample:
         factor = scale.to(self.outputs.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, squares, unit_roundoff
 from adadp.gradients.factors import Factor
+from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.linear import tokens
 from adadp.gradients.per_example import PerExample, Recomputed, fits, merged, stored_or_recomputed
@@ -88,14 +89,14 @@ class Rows(PerExample):
 
         return stored_or_recomputed(make, self.count, self.shape)
 
-    def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor) -> Tensor:
+    def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         limit = bound[self.ids]
-        return self._added(torch.clamp(drop(self.rows, keep) * scale, -limit, limit).nan_to_num_(nan=0.0))
+        return self._added(torch.clamp(drop(self.rows, keep) * scale, -limit, limit).nan_to_num_(nan=0.0)), None
 
     def finite(self) -> Tensor:
         return self.rows.flatten(1).isfinite().all(1)
 
-    def square_sum(self, keep: Tensor) -> Tensor:
+    def _square_sum(self, keep: Tensor) -> Tensor:
         return self._added(drop(self.rows, keep).square())
 
     def column_moments(self, keep: Tensor) -> Tensor:
@@ -136,6 +137,9 @@ class Tied(PerExample):
 
     def dense(self, examples: slice) -> Tensor:
         return self.products.dense(examples) + self.rows.dense(examples)
+
+    def finite(self) -> Tensor:
+        return self.squared_norms().isfinite()
 
     def scaled(self, scale: Tensor) -> PerExample:
         return Recomputed(self.dense, self.count, self.shape).scaled(scale)

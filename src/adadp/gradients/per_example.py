@@ -30,6 +30,7 @@ from adadp.gradients.arithmetic import (
     unit_roundoff,
 )
 from adadp.gradients.factors import Factor
+from adadp.gradients.kernels.reference import Sums
 
 # A dense form holds one gradient per example. Below this size it is kept after its norm was taken, since a second
 # product costs more than the memory; above it, the work is done in chunks of examples of this size.
@@ -79,13 +80,25 @@ class PerExample(ABC):
             examples = slice(start, min(start + step, self.count))
             yield examples, self.dense(examples)
 
-    def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor) -> Tensor:
-        """`sum_n clamp(scale * g_n, -bound, bound)` over the kept examples. A coordinate that is NaN adds zero."""
+    def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor, moments: bool = False) -> Tensor:
+        """`sum_n clamp(scale * g_n, -bound, bound)` over the kept examples. A coordinate that is NaN adds zero.
+
+        With `moments`, `square_sum` of the same `keep` comes out of the same pass, and is at hand when it is asked for.
+        """
+        total, squares = self._clamped_sums(bound, scale, keep, moments)
+        if squares is not None:
+            self._at_hand = keep, squares / scale**2
+        return total
+
+    _at_hand: tuple[Tensor, Tensor] | None = None
+
+    def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        """Of `scale * g_n`: the clamped sum and, where moments are cheaper here than on their own, the squares."""
         total = torch.zeros(self.shape, dtype=bound.dtype, device=bound.device)
         for examples, gradients in self.chunks():
             gradients = drop(gradients, keep[examples])
             total += torch.clamp(gradients * scale, -bound, bound).nan_to_num_(nan=0.0).sum(0)
-        return total
+        return total, None
 
     def finite(self) -> Tensor:
         """Which examples' gradients are finite in every coordinate; [n] of bool."""
@@ -93,6 +106,11 @@ class PerExample(ABC):
 
     def square_sum(self, keep: Tensor) -> Tensor:
         """`sum_n g_n^2` elementwise over the kept examples: the paper's E', before averaging."""
+        if self._at_hand is not None and self._at_hand[0] is keep:
+            return self._at_hand[1]
+        return self._square_sum(keep)
+
+    def _square_sum(self, keep: Tensor) -> Tensor:
         return self._total(lambda g: g.square().sum(0), keep)
 
     def row_moments(self, keep: Tensor) -> Tensor:
@@ -190,9 +208,7 @@ class Sandwiched(PerExample):
     `left` is None where there is nothing on the left. `measure` gives upper bounds on the L2 norms, [n].
     """
 
-    def __init__(
-        self, form: PerExample, left: Factor | None, right: Factor, measure: Callable[[], Tensor]
-    ) -> None:
+    def __init__(self, form: PerExample, left: Factor | None, right: Factor, measure: Callable[[], Tensor]) -> None:
         self.form, self.left, self.right, self._measure = form, left, right, measure
         self.count, self.shape = form.count, form.shape
 

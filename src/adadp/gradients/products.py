@@ -17,11 +17,14 @@ from adadp.gradients.arithmetic import (
     accumulation_dtype,
     bounded_factors,
     drop,
+    largest_number,
     norms,
     squares,
     unit_roundoff,
 )
 from adadp.gradients.factors import Factor
+from adadp.gradients.kernels import kernel
+from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.per_example import (
     DENSE_BYTES,
     MOST_AMPLIFIED,
@@ -176,9 +179,9 @@ class Products(PerExample):
 
         return Sandwiched(self, left, right, measure)
 
-    def square_sum(self, keep: Tensor) -> Tensor:
+    def _square_sum(self, keep: Tensor) -> Tensor:
         if self.tokens > 1:
-            return super().square_sum(keep)
+            return super()._square_sum(keep)
         inputs, outputs = drop(self.inputs, keep)[:, 0], drop(self.outputs, keep)[:, 0]
         return (outputs.square().T @ inputs.square()).view(self.shape)
 
@@ -194,29 +197,25 @@ class Products(PerExample):
         inputs = drop(self.inputs, keep)[:, 0]
         return (inputs * squares(drop(self.outputs, keep)).to(inputs.dtype).unsqueeze(1)).T @ inputs
 
-    def clamped_sum(self, bound: Tensor, scale: float, keep: Tensor) -> Tensor:
-        if self.tokens > 1:
-            return super().clamped_sum(bound, scale, keep)
-        # Of finite vectors no product is NaN, so the products themselves need not be looked through.
-        inputs = drop(self.inputs, keep)[:, 0].nan_to_num(nan=0.0)
-        outputs = (drop(self.outputs, keep)[:, 0] * scale).nan_to_num(nan=0.0)
-        limit = bound.view(self.rows, self.columns)
-        total = torch.zeros_like(limit)
-        low = -limit
-        # Blocks that stay in a CPU's cache are several times faster there than one large product.
-        entries = DENSE_BYTES // 4 if inputs.is_cuda else 2**20
-        block = max(1, entries // max(1, self.rows * self.columns))
-        room = outputs.new_empty(min(block, max(1, self.count)), self.rows, self.columns)
-        for start in range(0, self.count, block):
-            few, many = inputs[start : start + block, None, :], outputs[start : start + block, :, None]
-            product = torch.mul(many, few, out=room[: len(few)])
-            total += torch.clamp(product, low, limit, out=product).sum(0)
-        return total.view(self.shape)
+    def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
+        if self.rows < self.columns:
+            outputs = outputs * scale
+        else:
+            inputs = inputs * scale
+        limit = bound.view(self.rows, self.columns).to(outputs.dtype)
+        if self.tokens == 1:
+            sums = kernel("outer_clamped", outputs)(outputs[:, 0], inputs[:, 0], limit, moments)
+        else:
+            sums = kernel("products_clamped", outputs)(outputs, inputs, limit, moments)
+        total, squares = sums
+        return total.view(self.shape), None if squares is None else squares.view(self.shape)
 
     def finite(self) -> Tensor:
-        if self.tokens > 1:
-            return super().finite()
-        return self.squared_norms().isfinite()  # of two vectors: the norms are at hand, the products need not be made
+        # Every partial sum of a product's coordinates is bounded by these norms: none needs to be made.
+        if self.tokens == 1:
+            return self.squared_norms().sqrt() < largest_number(self.outputs)
+        return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
 
 
 class ScaledVectors(PerExample):
