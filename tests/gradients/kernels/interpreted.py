@@ -232,7 +232,7 @@ def test_the_same_bits_each_time() -> None:
 @pytest.mark.parametrize("examples", [1, 3, 16, 600, 8192])
 @pytest.mark.parametrize("tiles", [1, 16, 108, 400])
 def test_every_example_has_one_program(tiles: int, examples: int) -> None:
-    splits, each = programs_per_tile(tiles, examples, 2, 8, 4, CPU)
+    splits, each = programs_per_tile(tiles, examples, 4, 8, 4, CPU)
     assert each % 4 == 0
     assert (splits - 1) * each < examples <= splits * each
     if examples >= 600:

@@ -6,6 +6,7 @@ stored. What the programs of a tile found is added up afterwards, always in the 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,6 @@ class OuterBlocks(NamedTuple):
     rows: int
     columns: int
     warps: int = 4
-    resident: int = 2  # programs that one multiprocessor has registers for
 
 
 def outer_blocks(rows: int, columns: int) -> OuterBlocks:
@@ -43,23 +43,26 @@ def outer_clamped(
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
     blocks = blocks or outer_blocks(rows, columns)
     tiles = triton.cdiv(rows, blocks.rows) * triton.cdiv(columns, blocks.columns)
-    splits, each = programs_per_tile(tiles, examples, blocks.resident, 8, UNROLLED, outputs.device)
+    splits, each = programs_per_tile(tiles, examples, blocks.warps, 8, UNROLLED, outputs.device)
     sums = outputs.new_empty(splits, rows, columns)
     squares = torch.empty_like(sums) if moments else sums
+    aligned = math.gcd(columns, inputs.stride(0), 16)  # the compiler sees by itself what is a multiple of 16, not of 4
     _outer[(tiles * splits,)](
-        outputs, inputs, bound.contiguous(), sums, squares, examples, each, rows, columns,
-        outputs.stride(0), outputs.stride(1), inputs.stride(0), inputs.stride(1),
+        outputs, inputs, bound.contiguous(), sums, squares, examples, each, rows, columns // aligned,
+        outputs.stride(0), outputs.stride(1), inputs.stride(0) // aligned, inputs.stride(1), ALIGNED=aligned,
         EXAMPLES=UNROLLED, MOMENTS=moments, ROWS=blocks.rows, COLUMNS=blocks.columns, num_warps=blocks.warps,
     )  # fmt: skip
     return sums.sum(0), squares.sum(0) if moments else None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples", "each"])  # lots vary: one kernel for all of them
 def _outer(
     outputs, inputs, bound, sums, squares, examples, each, rows, columns,
     output_example, output_row, input_example, input_column,
-    EXAMPLES: tl.constexpr, MOMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ALIGNED: tl.constexpr, EXAMPLES: tl.constexpr, MOMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    columns *= ALIGNED
+    input_example *= ALIGNED
     across = tl.cdiv(columns, COLUMNS)
     tiles = tl.cdiv(rows, ROWS) * across
     tile = tl.program_id(0) % tiles

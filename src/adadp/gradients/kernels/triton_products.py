@@ -30,7 +30,6 @@ class Blocks(NamedTuple):
     places: int
     warps: int
     stages: int
-    resident: int = 1  # programs that run on one multiprocessor at a time
 
 
 class Operands(NamedTuple):
@@ -84,19 +83,19 @@ def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry) ->
     )  # fmt: skip
 
 
-def product_blocks(rows: int, columns: int, clamped: bool, moments: bool = False) -> Blocks:
+def product_blocks(rows: int, columns: int, precision: str, moments: bool = False) -> Blocks:
     """Tiles as large as their sums fit in registers: the larger, the less often factors are loaded."""
-    height = min(128, max(16, triton.next_power_of_2(rows)))
-    width = min(64 if moments else 128, max(16, triton.next_power_of_2(columns)))
-    large = height * width >= 64 * 128
-    return Blocks(height, width, 32, 8 if large else 4, 3, 1 if height * width > 64 * 128 else 2 if large else 4)
+    exact = precision == "ieee"  # on no matrix unit: factors are in registers as well
+    height = min(64 if exact else 128, max(16, triton.next_power_of_2(rows)))
+    width = min(64 if exact or moments else 128, max(16, triton.next_power_of_2(columns)))
+    return Blocks(height, width, 16 if exact else 32, 8 if height * width >= 64 * 128 else 4, 3)
 
 
 def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, blocks: Blocks | None = None) -> Sums:
     """`sum_n clamp(g_n, +-bound)` and, with `moments`, `sum_n g_n^2`, each of `bound`'s shape."""
     if operands.empty:
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
-    blocks = blocks or product_blocks(operands.rows, operands.columns, True, moments)
+    blocks = blocks or product_blocks(operands.rows, operands.columns, precision, moments)
     splits, each = _splits(operands, blocks, overhead=1)
     sums = torch.empty(splits, *bound.shape, dtype=bound.dtype, device=bound.device)
     squares = torch.empty_like(sums) if moments else sums
@@ -114,7 +113,7 @@ def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Bloc
     outputs = operands.outputs
     if operands.empty:
         return torch.zeros(operands.examples, dtype=torch.float64, device=outputs.device)
-    blocks = blocks or product_blocks(operands.rows, operands.columns, False)
+    blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
     splits, each = _splits(operands, blocks, overhead=0)
     found = torch.empty(operands.examples, _tiles(operands, blocks), dtype=torch.float64, device=outputs.device)
     factor = outputs if scale is None else scale.contiguous()
@@ -130,7 +129,7 @@ def _tiles(operands: Operands, blocks: Blocks) -> int:
 
 def _splits(operands: Operands, blocks: Blocks, overhead: int) -> tuple[int, int]:
     tiles = _tiles(operands, blocks)
-    return programs_per_tile(tiles, operands.examples, blocks.resident, overhead, 1, operands.outputs.device)
+    return programs_per_tile(tiles, operands.examples, blocks.warps, overhead, 1, operands.outputs.device)
 
 
 def _launch(
@@ -148,7 +147,7 @@ def _launch(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples", "each"])  # lots vary: one kernel for all of them
 def _products(
     outputs, inputs, matrix, sums, squares, found,
     examples, each, groups, rows, columns, places, line, height, width,
