@@ -18,13 +18,14 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from adadp.bench import clock
 from adadp.bench.machine import device_for, said, settings, versions
@@ -237,27 +238,31 @@ def tuned(work: Work, device: torch.device) -> Iterator[tuple[float, str]]:
             yield _tried(partial(work.call, function), str((rows, columns, warps)), device)
         return
     convolution = work.function.startswith("convolution")
-    for turned in (False,) if convolution else (False, True):
+    for prepared in (False, True):  # copied first, which is timed as well: padded, or with a token's values far apart
         for sizes in (
             (128, 128, 32, 8, 3), (128, 128, 32, 8, 2), (128, 128, 16, 8, 4), (128, 64, 32, 4, 3), (128, 64, 32, 8, 3),
             (64, 128, 32, 4, 3), (64, 128, 32, 8, 3), (64, 64, 32, 4, 3), (64, 64, 64, 4, 3), (64, 64, 32, 8, 3),
             (32, 128, 32, 4, 3), (32, 64, 32, 4, 3), (32, 256, 32, 8, 3), (128, 256, 32, 8, 3), (64, 256, 32, 8, 3),
+            (16, 128, 32, 4, 3), (16, 64, 32, 4, 3),
         ):  # fmt: skip
             blocks = triton_products.Blocks(*sizes)
-            if blocks.rows >= 2 * max(16, work.arguments[0].shape[1 if convolution else 2]):
+            if blocks.rows >= 2 * max(16, outputs.shape[1 if convolution else 2]):
                 continue
 
-            def call(blocks: triton_products.Blocks = blocks, turned: bool = turned) -> Any:
+            def call(blocks: triton_products.Blocks = blocks, prepared: bool = prepared) -> Any:
                 if convolution:
-                    operands = triton_products.convolution_operands(outputs, inputs, work.arguments[2])
+                    a, way = inputs, work.arguments[2]
+                    if prepared:
+                        a, way = F.pad(a, [way.padding[0]] * 4), replace(way, padding=(0, 0))
+                    operands = triton_products.convolution_operands(outputs, a, way)
                 else:
-                    b, a = (t.mT.contiguous().mT if turned else t for t in (outputs, inputs))
+                    b, a = (t.mT.contiguous().mT if prepared else t for t in (outputs, inputs))
                     operands = triton_products.sequence_operands(b, a)
                 if work.function.endswith("norms"):
                     return triton_products.norms(operands, work.options["scale"], "tf32", blocks)
                 return triton_products.clamped(operands, work.arguments[-1], work.options["moments"], "tf32", blocks)
 
-            yield _tried(call, f"{tuple(blocks)}{' turned' if turned else ''}", device)
+            yield _tried(call, f"{tuple(blocks)}{' prepared' if prepared else ''}", device)
 
 
 def _tried(call: Callable[[], Any], name: str, device: torch.device) -> tuple[float, str]:
@@ -270,7 +275,7 @@ def _tried(call: Callable[[], Any], name: str, device: torch.device) -> tuple[fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--only", default="", help="kernels and sizes whose names contain all of these words")
+    parser.add_argument("--only", default="", help="'norms wrn -scaled': with the first two words, not the third")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tune", action="store_true")
@@ -284,7 +289,7 @@ def main() -> None:
               f"in float32 {rates['float32'] / 1e12:.2f}\n")  # fmt: skip
         print(f"{'kernel':30} {'size':38} {'backend':10} {'ms':>9} {'floor':>9} {'ratio':>7} {'error':>9}  same")
         for work in works(device):
-            if not all(word in f"{work.name} {work.size}" for word in options.only.split()):
+            if not wanted(f"{work.name} {work.size}", options.only):
                 continue
             if options.tune:
                 print(f"{work.name:30} {work.size:38} floor {work.floor(rates):.4f}")
@@ -298,6 +303,10 @@ def main() -> None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         found = {"rows": rows, "rates": rates, "versions": versions(device)}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def wanted(name: str, words: str) -> bool:
+    return all((word.removeprefix("-") in name) != word.startswith("-") for word in words.split())
 
 
 def line(row: dict[str, Any]) -> str:

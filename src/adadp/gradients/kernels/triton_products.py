@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from adadp.gradients.convolution import Geometry
 
 
+OUTSIDE = tl.constexpr(-(2**30))  # of any input: twice this is still a number
+
+
 class Blocks(NamedTuple):
     """A tile of the gradient, how many places are loaded at a time, and how a program works on them."""
 
@@ -170,10 +173,10 @@ def _products(
     # Where each column looks, from the corner of a patch.
     channel = column // (KERNEL_Y * KERNEL_X)
     down_by = column // KERNEL_X % KERNEL_Y * DILATION_Y - PADDING_Y
-    right_by = column % KERNEL_X * DILATION_X - PADDING_X
+    right_by = tl.where(column < columns, column % KERNEL_X * DILATION_X - PADDING_X, OUTSIDE)
     looks_at = (group * (columns // (KERNEL_Y * KERNEL_X)) + channel) * input_channel
     if KERNEL_Y * KERNEL_X > 1 or PADDING_Y + PADDING_X > 0:
-        looks_at += down_by * input_y + right_by * input_x
+        looks_at += down_by * input_y + (column % KERNEL_X * DILATION_X - PADDING_X) * input_x
     stands_at = (group * rows + row) * output_row
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     square = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -188,7 +191,6 @@ def _products(
                 mask=(row < rows)[:, None] & (place < places)[None, :],
                 other=0.0,
             )
-            seen = (place < places)[:, None] & (column < columns)[None, :]
             if LINEAR:
                 y = tl.zeros_like(place)
                 x = place * STRIDE_X
@@ -197,12 +199,15 @@ def _products(
                 y = place // line * STRIDE_Y
                 x = place % line * STRIDE_X
                 corner = y * input_y + x * input_x
-            if PADDING_Y > 0:
-                at_y = y[:, None] + down_by[None, :]
-                seen = seen & (at_y >= 0) & (at_y < height)
-            if PADDING_X > 0:
-                at_x = x[:, None] + right_by[None, :]
-                seen = seen & (at_x >= 0) & (at_x < width)
+            if PADDING_Y + PADDING_X > 0:
+                # Few comparisons, as each is made for every entry: what is left of the first is far right, unsigned.
+                at_x = tl.where(place < places, x, OUTSIDE)[:, None] + right_by[None, :]
+                seen = at_x.to(tl.uint32, bitcast=True) < width.to(tl.uint32)
+                if PADDING_Y > 0:
+                    at_y = y[:, None] + down_by[None, :]
+                    seen = seen & (at_y.to(tl.uint32, bitcast=True) < height.to(tl.uint32))
+            else:
+                seen = (place < places)[:, None] & (column < columns)[None, :]
             right = tl.load(input + (corner[:, None] + looks_at[None, :]), mask=seen, other=0.0)
             product = tl.dot(left, right, product, input_precision=PRECISION)
         if CLAMPED or SCALED:
