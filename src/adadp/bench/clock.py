@@ -46,7 +46,6 @@ def wait(device: str) -> None:
 
 def peak_mib(step: Callable[[], None], device: str) -> float:
     """MiB of tensors above what is held before the step, at its highest."""
-    gc.collect()
     if device.startswith("cuda"):
         wait(device)
         torch.cuda.reset_peak_memory_stats()

@@ -57,12 +57,14 @@ class Contender:
         self.error: str | None = None
         self._step: Step | None = None
 
-    def make(self, model: str, sizes: Sizes, seed: int, device: torch.device, probes: int | None) -> None:
-        """Make the step and take three, which do not count."""
+    def make(
+        self, model: str, sizes: Sizes, seed: int, device: torch.device, *, probes: int | None = None, warm: int = 3
+    ) -> None:
+        """Make the step and take `warm` of them, which do not count."""
 
         def work() -> None:
             self._step = METHODS[self.method].make(Task(*build(model, sizes, seed, device), self.clipping, probes))
-            for _ in range(3):
+            for _ in range(warm):
                 self._step.run()
 
         self._guarded(work)
@@ -170,12 +172,13 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     contenders = [Contender(*way) for way in ways]
     for contender in contenders:
-        contender.make(model, sizes, seed, device, probes)
+        contender.make(model, sizes, seed, device, probes=probes)
     kind = device.type
     running = [contender for contender in contenders if contender.error is None]
     times = milliseconds({c: c.run for c in running}, rounds, kind, warm=1, limit=SECONDS[kind])
     shaped = [c for c in running if c.error is None and c.step.refresh is not None]
     refreshes = milliseconds({c: c.run_with_refresh for c in shaped}, REFRESHES, kind, warm=0)
+    release()
     rows = [_row(model, sizes, kind, c, times.get(c, []), refreshes.get(c, [])) for c in contenders]
     base = next((row for row in rows if row["method"] == "sgd"), None)
     for row in rows:

@@ -54,6 +54,8 @@ def _panel(axis: Axes, sweep: Mapping[str, Any], cost: str) -> None:
     axis.set(xscale="log", yscale="log", xlabel=sweep["size"], title=f"{sweep['model']}: {others}")
     _ticks(axis, sorted({point["value"] for point in sweep["points"]}))
     axis.yaxis.set_major_formatter(FuncFormatter(_plain))
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high * (high / low) ** 0.4)
     axis.legend(loc="upper left")
 
 
@@ -67,6 +69,7 @@ def _beyond(axis: Axes, found: list[Mapping[str, Any]]) -> None:
             )  # fmt: skip
     axis.set(xscale="log", xlabel="lot", ylabel="MiB", title="Memory of local beyond SGD's")
     _ticks(axis, sorted({lot for model in found for lot in model["lots"]}))
+    axis.set_ylim(top=1.4 * axis.get_ylim()[1])
     axis.legend(loc="upper left")
 
 

@@ -44,9 +44,9 @@ _LOTS = tuple(2**power for power in range(6, 14))
 SWEEPS: dict[str, tuple[Sweep, ...]] = {
     "cpu": (
         Sweep("mlp", "lot", _LOTS, {"width": 1000}),
-        Sweep("transformer", "lot", _LOTS, {"width": 64, "depth": 2, "length": 16}),
-        Sweep("transformer", "depth", (1, 2, 4, 8, 16), {"lot": 16, "width": 128, "length": 32}),
-        Sweep("transformer", "width", (64, 128, 256, 512), {"lot": 16, "depth": 2, "length": 32}),
+        Sweep("transformer", "lot", _LOTS, {"width": 32, "depth": 1, "length": 8}),
+        Sweep("transformer", "depth", (1, 2, 4, 8), {"lot": 16, "width": 128, "length": 32}),
+        Sweep("transformer", "width", (32, 64, 128, 256), {"lot": 16, "depth": 2, "length": 32}),
         Sweep("transformer", "length", (16, 32, 64, 128, 256, 512), {"lot": 8, "width": 64, "depth": 2}),
     ),
     "cuda": (
@@ -58,7 +58,7 @@ SWEEPS: dict[str, tuple[Sweep, ...]] = {
     ),
 }
 #: Seconds: the longest step that is measured, what the rounds of a point aim at, and all of a sweep; by kind.
-STEP, POINT, SWEEP = {"cpu": 4.0, "cuda": 2.0}, {"cpu": 2.0, "cuda": 0.5}, {"cpu": 55.0, "cuda": 22.0}
+STEP, POINT, SWEEP = {"cpu": 3.0, "cuda": 2.0}, {"cpu": 2.0, "cuda": 0.5}, {"cpu": 50.0, "cuda": 20.0}
 #: A point is tried only where this share of the free memory is enough for what the last one lets expect.
 SHARE = 0.8
 
@@ -100,7 +100,7 @@ def _swept(sweep: Sweep, device: torch.device, seed: int) -> dict[str, Any]:
                 points.append({"series": series, "value": value, "left_out": ended[series]})
                 continue
             made[series] = Contender(*way)
-            made[series].make(sweep.model, {**sweep.others, sweep.size: value}, seed, device, None)
+            made[series].make(sweep.model, {**sweep.others, sweep.size: value}, seed, device, warm=1)
         points += _measured(made, value, device, ended)
         del made
         release()
@@ -118,7 +118,6 @@ def _too_large(series: str, points: list[dict[str, Any]], value: int, device: to
     growth = value / last["value"]
     if last["ms"] / 1e3 * growth > STEP[device.type]:
         return {series: f"a step would take about {last['ms'] / 1e3 * growth:.1f} s, over {STEP[device.type]:g} s"}
-    release()
     free = machine.free_mib(device)
     if last["peak_mib"] * growth > SHARE * free:
         need = last["peak_mib"] * growth
@@ -134,6 +133,7 @@ def _measured(
     quick = {c: c.run for c in made.values() if c.error is None}
     rounds = round(POINT[kind] * 1e3 / max(1e-3, sum(first[c] for c in quick))) if quick else 0
     times = milliseconds(quick, min(20, max(2, rounds)), kind, warm=0)
+    release()
     found = []
     for series, contender in made.items():
         peak = contender.peak_mib(kind) if contender.error is None else None
