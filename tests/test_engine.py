@@ -273,7 +273,7 @@ def test_an_empty_lot_is_charged_and_releases_noise() -> None:
         for batch in loader:
             before = weights(model)
             step(model, optimizer, batch)
-            if not loader.current.keep:
+            if not loader.current.real:
                 empty = True
                 assert not torch.equal(before, weights(model))
     assert empty
@@ -290,9 +290,9 @@ def test_the_placeholder_leaves_no_trace() -> None:
             _, model, optimizer, loader = private(engine=PrivacyEngine(seed=5), **settings)
             for batch in loader:
                 step(model, optimizer, batch)
-                if not loader.current.keep:
+                if not loader.current.real:
                     break
-            assert not loader.current.keep
+            assert not loader.current.real
             noise.append(released(model))
         assert torch.equal(*noise)  # the same seed draws the same lots, none of which held index 0 before
 

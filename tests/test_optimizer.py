@@ -41,10 +41,10 @@ def test_the_denominator_is_the_expected_lot(reduction: str, physical: int | Non
     lots: dict[int, list[tuple[Tensor, Tensor]]] = {}
     sizes = set()
     for inputs, targets in loader:
-        if loader.current.keep:
+        if loader.current.real:
             lots.setdefault(loader.current.lot, []).append((inputs, targets))
         step(model, optimizer, (inputs, targets), lambda *a: scale * criterion(*a))
-        if loader.current.last and loader.current.keep:
+        if loader.current.last and loader.current.real:
             whole = [torch.cat(parts) for parts in zip(*lots[loader.current.lot], strict=True)]
             sizes.add(len(whole[0]))
             torch.testing.assert_close(released(model), reference(model, *whole, 0.3, 6.0), rtol=1e-4, atol=1e-6)

@@ -192,8 +192,8 @@ def test_an_empty_lot_is_a_placeholder_that_does_not_count() -> None:
     for _ in range(10):
         for batch in private:
             assert len(batch) >= 1
-            kept, empty = kept + private.current.keep, empty + (not private.current.keep)
-            assert private.current.keep or (private.current.count == 1 and private.current.last)
+            kept, empty = kept + bool(private.current.real), empty + (not private.current.real)
+            assert private.current.real or (private.current.count == 1 and private.current.last)
     assert kept + empty == 500
     assert abs(empty - 500 * math.exp(-1)) < 5 * math.sqrt(500 * 0.37 * 0.63)
 

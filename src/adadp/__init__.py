@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from adadp.clipping import Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
     from adadp.engine import PrivacyEngine
     from adadp.errors import PrivacyError
+    from adadp.graphs import TrainingStep
     from adadp.shape import Diagonal, Kronecker
     from adadp.sources import Paid, Probe, Public, Raw, Released
     from adadp.validation import fix
@@ -25,6 +26,7 @@ _HOMES = {
     "adadp.clipping": ("Automatic", "Clipping", "Ellipsoid", "Flat", "Grouped", "Local", "PerLayer"),
     "adadp.engine": ("PrivacyEngine",),
     "adadp.errors": ("PrivacyError",),
+    "adadp.graphs": ("TrainingStep",),
     "adadp.shape": ("Diagonal", "Kronecker"),
     "adadp.sources": ("Paid", "Probe", "Public", "Raw", "Released"),
     "adadp.validation": ("fix",),
@@ -50,6 +52,7 @@ __all__ = [
     "Public",
     "Raw",
     "Released",
+    "TrainingStep",
     "fix",
 ]
 

@@ -88,6 +88,16 @@ class Clipping(ABC):
         """This and everything below it that keeps state between lots."""
         return [self]
 
+    def steady(self) -> bool:
+        """Whether the next lot is handled as the last one was: nothing to refresh, nothing for the host to decide."""
+        return False
+
+    def count_lot(self) -> None:
+        """Count a lot that was handled by replaying the work of an earlier one."""
+        for part in self.objects():
+            if isinstance(part, Source):
+                part.step += 1
+
     def check(self, names: Iterable[str]) -> None:  # noqa: B027 - most clippings take any parameters
         """Raise ConfigurationError where this clipping cannot bound parameters of these names."""
 
@@ -104,6 +114,9 @@ class Flat(Clipping):
     def __init__(self, max_grad_norm: float = 1.0) -> None:
         super().__init__()
         self.max_grad_norm = _positive("max_grad_norm", max_grad_norm)
+
+    def steady(self) -> bool:
+        return True
 
     def weights(self, gradients: Gradients) -> Tensor:
         """By how much each example's gradient is multiplied; 0 where it is not finite or does not count."""
@@ -144,6 +157,9 @@ class _Shaped(Flat):
 
     def objects(self) -> list[object]:
         return [self, self.shape, self.source]
+
+    def steady(self) -> bool:
+        return self.source.steady()
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -267,6 +283,9 @@ class Local(_Shaped):
             self.local = bool(torch.cat([root.flatten() for root in roots.values()]).var(correction=0) > self.threshold)
         self.bounds = {name: self.beta * root for name, root in roots.items()}
 
+    def steady(self) -> bool:
+        return self.local and super().steady()
+
     def _bounded(self, gradients: Gradients) -> Release:
         if not self.local:
             return self._sums(gradients, self.weights(gradients))
@@ -303,6 +322,9 @@ class Grouped(Clipping):
 
     def objects(self) -> list[object]:
         return [self, *(part for member in self.groups.values() for part in member.objects())]
+
+    def steady(self) -> bool:
+        return all(member.steady() for member in self.groups.values())
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -385,7 +407,8 @@ class PerLayer(Grouped):
     def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
         if self._radius is not None:
             layers = {self._group_of(name) for name in parameters}
-            self.groups = {layer: Flat(self._radius / math.sqrt(len(layers))) for layer in layers}
+            if self.groups.keys() != layers:
+                self.groups = {layer: Flat(self._radius / math.sqrt(len(layers))) for layer in layers}
         super().begin(parameters, model)
 
 

@@ -94,6 +94,7 @@ class PrivacyEngine:
         batch_first: bool = True,
         criterion: Callable[..., Tensor] | None = None,
         max_physical_batch_size: int | None = None,
+        pad_lots: bool = False,
         through_func: Iterable[str] = (),
         func_chunk: int = 32,
         loss_scale: float = 1.0,
@@ -116,6 +117,7 @@ class PrivacyEngine:
             batch_first: False where sequences inside the model are [T, N, ...].
             criterion: the loss; if given, it is checked for mixing examples.
             max_physical_batch_size: a larger lot arrives in several batches; the loop need not know.
+            pad_lots: give every batch the same size, filled up with examples that count for nothing (`TrainingStep`).
             through_func: names of modules whose gradients torch.func is to take ("" for all of the model).
             func_chunk: how many examples torch.func takes at a time.
             loss_scale: a constant by which the loop multiplies the loss before backward (float16).
@@ -138,7 +140,7 @@ class PrivacyEngine:
         if reasons:
             covered = event if isinstance(event, PoissonGaussian | FixedSizeGaussian) else None
             event = Uncovered("; ".join(reasons), covered)
-        loader = PrivateLoader(data_loader, drawn, self._randomness, max_physical_batch_size)
+        loader = PrivateLoader(data_loader, drawn, self._randomness, max_physical_batch_size, pad_lots)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
         try:
             run = self._start(drawn, sigma, chosen, steps)

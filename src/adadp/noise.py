@@ -46,6 +46,10 @@ class Randomness:
             self._generators[device] = _started(device, f"{self._seed} {device.type} {device.index or 0}")
         return self._generators[device]
 
+    def generators(self, device: torch.device) -> list[torch.Generator]:
+        """Those that draw on `device`: a recording of a step has to know them."""
+        return [self._generator(device)]
+
     def normal(self, like: Tensor) -> Tensor:
         """Independent standard normal values of `like`'s shape and device, in float32 or better."""
         if self.secure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
-from adadp.sampling import PrivateLoader
+from adadp.sampling import Microbatch, PrivateLoader
 from adadp.step import PrivateStep
 
 
@@ -124,18 +124,34 @@ class PrivateOptimizer(Optimizer):
             raise TrainingLoopError(
                 "optimizer.step() without a lot: the batches must come from the data loader that make_private returned"
             )
+        try:
+            self.release(microbatch)
+        except BudgetExhaustedError as spent:
+            self.stop(spent)
+            return loss
+        if microbatch.last:
+            self.original_optimizer.step()
+        return loss
+
+    def release(self, microbatch: Microbatch) -> None:
+        """Add the microbatch whose backward pass has just ended; if it is its lot's last, set private gradients."""
         self._refuse_unseen()
         self._step.add(microbatch)
-        if not microbatch.last:
-            return loss
-        try:
+        if microbatch.last:
             self._set_gradients()
-        except BudgetExhaustedError as spent:
-            self._loader.stopped = True
-            warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=2)
-            return loss
+
+    def stop(self, spent: BudgetExhaustedError) -> None:
+        """The budget allows no further release: the loader gives out nothing more."""
+        self._loader.stopped = True
+        warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=3)
+
+    @torch.no_grad()
+    def step_with(self, gradients: Mapping[str, Tensor]) -> None:
+        """Step with private gradients that were made elsewhere (`adadp.graphs`)."""
+        for name, gradient in gradients.items():
+            self._set(name, gradient)
         self.original_optimizer.step()
-        return loss
+        self._opt_called = True  # what learning-rate schedulers look at
 
     def _refuse_unseen(self) -> None:
         """A gradient on the weights where no layer was seen to run is one of data that went past the engine."""
@@ -161,5 +177,8 @@ class PrivateOptimizer(Optimizer):
             if parameter.grad is not None:
                 # It came from terms of the loss on the weights themselves, which are free of data.
                 private = private + parameter.grad / (1.0 if self._is_own(name) else self._step.loss_scale)
-            parameter.grad = private
-            self._own[name] = weakref.ref(private), private._version
+            self._set(name, private)
+
+    def _set(self, name: str, private: Tensor) -> None:
+        self._parameters[name].grad = private
+        self._own[name] = weakref.ref(private), private._version

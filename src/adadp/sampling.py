@@ -49,6 +49,11 @@ class Sampling(ABC):
         """Lots in an epoch: as many as it takes for each example to be seen once on average."""
         return max(1, self.examples // self.lot)
 
+    @property
+    def capacity(self) -> int:
+        """How many examples a lot has room for where all are given the same room. A larger one is cut, and complete."""
+        return self.lot
+
     @abstractmethod
     def draw(self, randomness: Randomness) -> Iterator[torch.Tensor]:
         """The lots of one epoch, each a tensor of indices."""
@@ -68,6 +73,11 @@ class Poisson(Sampling):
     def rate(self) -> float:
         """The probability q."""
         return self.lot / self.examples
+
+    @property
+    def capacity(self) -> int:
+        room = self.lot + 4 * math.sqrt(self.lot * (1 - self.rate))  # one lot in 30,000 is larger
+        return min(self.examples, 8 * math.ceil(room / 8))
 
     def draw(self, randomness: Randomness) -> Iterator[torch.Tensor]:
         for _ in range(len(self)):
@@ -134,17 +144,22 @@ SAMPLINGS: dict[str, type[Sampling]] = {kind.name: kind for kind in (Poisson, Fi
 
 @dataclass(frozen=True)
 class Microbatch:
-    """A part of a lot that fits in memory. `keep` is False for the placeholder that stands for an empty lot.
+    """A part of a lot that fits in memory.
 
-    `planned` is how many examples such a part is planned for, a public number, where `count` is how many it has.
+    It has `count` examples, of which the first `real` were drawn; the others fill it up and count for nothing (an empty
+    lot comes as one such example). `planned` is how many such a part is planned for, a public number.
     """
 
     lot: int
     index: int
     last: bool
     count: int
-    keep: bool
+    real: int | torch.Tensor  # a tensor where steps are replayed on a GPU: each lot writes its number there
     planned: int
+
+    def keep(self, device: torch.device) -> torch.Tensor:
+        """Which examples were drawn, [count] of bool."""
+        return torch.arange(self.count, device=device) < self.real
 
 
 class PrivateLoader:
@@ -152,13 +167,24 @@ class PrivateLoader:
 
     It has the wrapped loader's dataset, collate function, workers and pinned memory. `len()` is the number of lots
     in an epoch. `current` says which microbatch the loop holds; it is None before the first.
+
+    With `pad_lots` every batch has the same number of examples, which GPUs need to replay a step: a smaller one is
+    filled up with examples that count for nothing, a lot that is larger comes as several.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], sampling: Sampling, randomness: Randomness, max_physical_batch_size: int | None
+        self,
+        loader: DataLoader[Any],
+        sampling: Sampling,
+        randomness: Randomness,
+        max_physical_batch_size: int | None,
+        pad_lots: bool = False,
     ) -> None:
         if max_physical_batch_size is not None and max_physical_batch_size < 1:
             raise ConfigurationError(f"max_physical_batch_size must be at least 1, not {max_physical_batch_size}")
+        self.pad_lots = pad_lots
+        if pad_lots and max_physical_batch_size is None:
+            max_physical_batch_size = sampling.capacity
         self.dataset = loader.dataset
         self.sampling = sampling
         self.batch_size = sampling.lot
@@ -193,12 +219,16 @@ class PrivateLoader:
         plan = self._plan = deque()
         batches = self._whole_tensors() if self._in_memory else iter(self._loader)
         for batch in batches:
-            self.current = plan.popleft()
-            if self.on_microbatch is not None:
-                self.on_microbatch(self.current)
+            self.announce(plan.popleft())
             yield batch
             if self.stopped:
                 return
+
+    def announce(self, microbatch: Microbatch) -> None:
+        """Say which microbatch the loop holds from now on."""
+        self.current = microbatch
+        if self.on_microbatch is not None:
+            self.on_microbatch(microbatch)
 
     @property
     def _in_memory(self) -> bool:
@@ -220,15 +250,14 @@ class PrivateLoader:
         for lot in self.sampling.draw(self._randomness):
             number, self._lots = self._lots, self._lots + 1  # now: a loop that breaks off here does not come back
             indices = lot.tolist()
-            keep = bool(indices)
-            if not keep:
-                indices = [0]  # stands for an empty lot, so that the user's loop sees a batch; counts for nothing
-            size = self.max_physical_batch_size or len(indices)
+            size = self.max_physical_batch_size or max(1, len(indices))
             planned = self.max_physical_batch_size or self.sampling.lot
-            pieces = [indices[start : start + size] for start in range(0, len(indices), size)]
+            pieces = [indices[start : start + size] for start in range(0, max(1, len(indices)), size)]
             for index, piece in enumerate(pieces):
-                last = index == len(pieces) - 1
-                plan.append(Microbatch(number, index, last, len(piece), keep, planned))
+                real = len(piece)
+                # An empty lot is a batch too, so that the user's loop sees it: of one example that counts for nothing.
+                piece += [0] * ((size if self.pad_lots else max(1, real)) - real)
+                plan.append(Microbatch(number, index, index == len(pieces) - 1, len(piece), real, planned))
                 yield piece
 
 

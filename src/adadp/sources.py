@@ -68,6 +68,10 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
         """Called once before each lot."""
         self.step += 1
 
+    def steady(self) -> bool:
+        """Whether the next lot asks nothing of this source but what every lot asks."""
+        return True
+
     @property
     def share(self) -> float:
         """The share of this step's 1/sigma^2 that the shape takes from the gradient; 0 where it is free."""
@@ -136,6 +140,9 @@ class _Synthetic(Source):
         self.count, self.every, self.loss, self.batch = count, _interval(every), loss, batch
         self.decay = _decay(decay)
         self.generator = torch.Generator().manual_seed(0)  # public randomness: synthetic inputs hold no secret
+
+    def steady(self) -> bool:
+        return (self.step + 1) % self.every != 0
 
     @abstractmethod
     def _batches(self) -> Iterator[tuple[Any, Callable[[Any], Tensor]]]:
@@ -249,6 +256,9 @@ class Released(Source):
         super().__init__()
         self.decay, self.every = _decay(decay), _interval(every)
 
+    def steady(self) -> bool:
+        return (self.step + 1) % self.every != self.every - 1
+
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:
         for name, gradient in lot.gradients.items():
             carried = shape.apply(name, gradient, shape.before)
@@ -272,6 +282,9 @@ class Paid(Source):
         if not 0 < share < 1:
             raise ConfigurationError(f"share must be in (0, 1), not {share!r}")
         self._share, self.every, self.decay = share, _interval(every), _decay(decay)
+
+    def steady(self) -> bool:
+        return (self.step + 1) % self.every != 0
 
     @property
     def share(self) -> float:

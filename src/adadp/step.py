@@ -50,6 +50,7 @@ class PrivateStep:
         self._parameters = dict(capture.module.named_parameters())
         self._sums: Release = {}
         self._lot: int | None = None
+        self._charged: int | None = None
         self._released: int | None = None
         self._next = 0
         self._lost: Tensor | None = None  # of this lot, not shown before it is charged
@@ -58,6 +59,20 @@ class PrivateStep:
 
     def add(self, microbatch: Microbatch) -> None:
         """Add the bounded contributions of the microbatch whose backward pass has just ended."""
+        self.refuse_misuse(microbatch)
+        try:
+            bounded = self._bounded(microbatch)
+        except BaseException:
+            # A lot that lost a part because of what was in it must not be released, nor may the part reach another lot.
+            self._drop()
+            self.capture.discard()
+            raise
+        self._next += 1
+        for name, value in bounded.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def refuse_misuse(self, microbatch: Microbatch) -> None:
+        """Raise where a microbatch cannot be worked on now."""
         if not self.capture.attached:
             raise TrainingLoopError(
                 "the engine's hooks were taken off this module (engine.detach), so its gradients are those of all "
@@ -69,16 +84,6 @@ class PrivateStep:
                 f"lot {microbatch.lot} was released already: a second release of the same lot is not covered. Call "
                 "optimizer.step() once for each batch of the loader."
             )
-        try:
-            bounded = self._bounded(microbatch)
-        except BaseException:
-            # A lot that lost a part because of what was in it must not be released, nor may the part reach another lot.
-            self._drop()
-            self.capture.discard()
-            raise
-        self._next += 1
-        for name, value in bounded.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def _bounded(self, microbatch: Microbatch) -> Release:
         if microbatch.lot != self._lot:
@@ -106,7 +111,7 @@ class PrivateStep:
         forms = self.capture.take(count)
         scale = (count if self._mean_loss else 1.0) / self.loss_scale
         device = next(iter(self._parameters.values())).device
-        keep = torch.full((count,), microbatch.keep, device=device)
+        keep = microbatch.keep(device)
         gradients = Gradients(forms, count, scale=scale, keep=keep)
         if self._count_nonfinite:
             lost = (~gradients.norms().isfinite() & keep).sum()
@@ -117,11 +122,8 @@ class PrivateStep:
 
     def release(self) -> Release:
         """The lot's private gradient, a mean over the expected lot, by parameter name. Charged before it is made."""
-        try:
-            self._charge(self.event)
-        except BaseException:
-            self._drop()
-            raise
+        assert self._lot is not None
+        self.charge(self._lot)
         if self._lost is not None:
             self.nonfinite = self._lost if self.nonfinite is None else self.nonfinite + self._lost
         stddev = self.clipping.stddev(self.noise_multiplier)
@@ -132,6 +134,24 @@ class PrivateStep:
         # ------------------------------------------------------------------------------ the line: noised from here on
         released = self.clipping.release(noisy, stddev)
         return {name: value / self.expected_lot for name, value in released.items()}
+
+    def charge(self, lot: int) -> None:
+        """Write down what the lot's release costs, once. Raises where the budget does not allow it."""
+        if lot == self._charged:
+            return
+        try:
+            self._charge(self.event)
+        except BaseException:
+            self._drop()
+            raise
+        self._charged = lot
+
+    def replayed(self, microbatch: Microbatch) -> None:
+        """Note that a lot's release was made by replaying the work of an earlier one (`adadp.graphs`)."""
+        assert self._charged == microbatch.lot
+        self.clipping.count_lot()
+        self._released = microbatch.lot
+        self._drop()
 
     # ---- what sources of shapes may ask for (ModelGradients): no private data is involved -------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_objectives_are_bounded_and_noised(objective: str) -> None:
     kept = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
     wild = torch.tensor([[0.0, 0, 0], [1e9, math.nan, math.inf], [-1e9, 0, 0], [math.inf, -math.inf, 1e-9]])
     next(iter(lots))
-    search._microbatch = lots.current
+    search._microbatch = replace(lots.current, count=3, real=3)
     for _ in range(4000):
         search._kept, search._looks = kept, 0
         drawn.append(search.objectives(wild))

@@ -101,7 +101,7 @@ class RealisedLot(PrivateStep):
 
     def add(self, microbatch: Microbatch) -> None:
         super().add(microbatch)
-        self.realised += microbatch.count * microbatch.keep
+        self.realised += microbatch.real
 
     def release(self) -> dict[str, Tensor]:
         size, self.realised = max(1, self.realised), 0

@@ -240,7 +240,7 @@ class Stand:
             part = slice(start, start + size)
             start += size
             self._backward(inputs[part], weights[part])
-            self.step.add(Microbatch(self._lots, index, index == len(sizes) - 1, size, True, size))
+            self.step.add(Microbatch(self._lots, index, index == len(sizes) - 1, size, size, size))
         self._lots += 1
         return self.step.release()
 

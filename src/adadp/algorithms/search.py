@@ -118,7 +118,7 @@ class SearchStep(PrivateStep):
             low = 0.0
         # Whatever is not finite counts as the worst: within the bound like everything else.
         values = values.nan_to_num(nan=rules.bound, posinf=rules.bound, neginf=low).clamp(low, rules.bound)
-        sums = values.sum(1) if self._microbatch.keep else torch.zeros_like(values[:, 0])
+        sums = torch.where(self._microbatch.keep(values.device), values, 0.0).sum(1)
         sensitivity = rules.bound * math.sqrt(len(sums))
         noise = self._randomness.normal(sums) * sensitivity / math.sqrt(self._objective_information())
         noisy = sums + noise

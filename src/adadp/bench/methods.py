@@ -39,12 +39,16 @@ RATE = 1e-6
 class Step:
     """A whole training step, from `zero_grad` to the optimizer's.
 
-    `refresh` makes the next run learn its shape anew from `probes` examples; None where there is no shape to refresh.
+    `refresh` makes the next run learn its shape anew from `probes` examples, which makes it and perhaps runs after it
+    (`unsettled` in all) longer; None where there is no shape. A step that is replayed from a recording, whose memory is
+    held between steps too, names the same step done ordinarily in `unrecorded`: memory is that one's.
     """
 
     run: Callable[[], None]
     refresh: Callable[[], None] | None = None
     probes: int | None = None
+    unsettled: int = 1
+    unrecorded: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def stepper(
     numbers = iter(range(10**9))
 
     def step() -> None:
-        lots.current = Microbatch(next(numbers), 0, last=True, count=batch, keep=True, planned=batch)
+        lots.current = Microbatch(next(numbers), 0, last=True, count=batch, real=batch, planned=batch)
         if lots.on_microbatch is not None:
             lots.on_microbatch(lots.current)
         work(private)

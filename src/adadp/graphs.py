@@ -1,0 +1,244 @@
+"""A training step that a GPU replays: recorded once as a CUDA graph, then started by one call instead of hundreds.
+
+A step of a small model is over on the GPU before Python has asked for half of it. A recording has no Python in it, so
+whatever Python decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`), a
+shape that is due to be refreshed is refreshed by an ordinary step, and the recording is made anew after it. What
+must happen on the host for each lot happens before the replay: the lot is charged, and counted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from adadp.errors import BudgetExhaustedError
+from adadp.optimizer import PrivateOptimizer
+from adadp.sampling import Microbatch
+from adadp.sources import Source
+from adadp.step import PrivateStep
+
+#: Ordinary steps before the first recording: libraries choose their ways and kernels are compiled in them.
+WARM_UP = 2
+
+
+class TrainingStep:
+    """Everything between two batches: `step(inputs, targets)` is zero_grad, loss, backward and optimizer.step().
+
+    `loss(*batch)` is the mean (or sum) over the batch's examples that `make_private` was told of, and runs the private
+    module. It is called once for each recording, so it must do the same for every batch. On a CPU, and wherever a step
+    cannot be recorded, the same work is done step by step; `replays` counts what was replayed, `why_not` says
+    what stands in the way. Nothing is returned: a loss over private examples is not covered by any guarantee.
+    """
+
+    def __init__(self, optimizer: PrivateOptimizer, loss: Callable[..., Tensor]) -> None:
+        self.optimizer, self.loss = optimizer, loss
+        self.replays = 0
+        self.why_not: str | None = _obstacle(optimizer)
+        self._recording: _Recording | None = None
+        self._pool: Any = None
+        self._ordinary = 0
+
+    def __call__(self, *batch: Any) -> None:
+        microbatch = self.optimizer._loader.current
+        if self.why_not is None and microbatch is not None and self._replayable(microbatch):
+            try:
+                self._replay(microbatch, batch)
+            except BudgetExhaustedError as spent:
+                self.optimizer.stop(spent)
+            return
+        steady = self.optimizer._step.clipping.steady()
+        self._ordinarily(batch)
+        # What a refresh leaves is completed by the first lot that uses it.
+        self._ordinary = self._ordinary + 1 if steady else min(self._ordinary, WARM_UP - 1)
+        if self._recording is not None and not self._recording.current(self.optimizer):
+            self._recording = None
+
+    def _ordinarily(self, batch: tuple[Any, ...]) -> None:
+        self.optimizer.zero_grad()
+        self.loss(*batch).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def _replayable(self, microbatch: Microbatch) -> bool:
+        whole = microbatch.index == 0 and microbatch.last
+        return whole and self._ordinary >= WARM_UP and self.optimizer._step.clipping.steady()
+
+    def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
+        optimizer, step = self.optimizer, self.optimizer._step
+        step.refuse_misuse(microbatch)
+        step.charge(microbatch.lot)
+        signature = _signature(optimizer, microbatch, batch)
+        if self._recording is None or self._recording.signature != signature:
+            self._recording = None  # its memory is free for the next
+            self._recording = self._record(signature, microbatch, batch)
+        if self._recording is None:
+            optimizer._loader.announce(microbatch)
+            self._ordinarily(batch)
+            return
+        self._recording.play(microbatch, batch)
+        step.replayed(microbatch)
+        self.replays += 1
+        optimizer.step_with(self._recording.gradients)
+
+    def _record(self, signature: Any, microbatch: Microbatch, batch: tuple[Any, ...]) -> _Recording | None:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            return _Recording(self.optimizer, self.loss, signature, microbatch, batch, self._pool)
+        except _CannotBeReplayedError as reason:
+            self.why_not = str(reason)
+        except RuntimeError as error:  # an operation that the host has to wait for
+            self.why_not = str(error).splitlines()[0]
+        warnings.warn(f"steps are not replayed on the GPU, but made one by one: {self.why_not}", stacklevel=4)
+        return None
+
+
+class _CannotBeReplayedError(Exception):
+    """A step does more on the host than a replay would do."""
+
+
+class _Recording:
+    """One recorded step: where its batch is put, what it leaves, and the state of the clipping that it works on."""
+
+    def __init__(
+        self,
+        optimizer: PrivateOptimizer,
+        loss: Callable[..., Tensor],
+        signature: Any,
+        microbatch: Microbatch,
+        batch: tuple[Any, ...],
+        pool: Any,
+    ) -> None:
+        self.signature = signature
+        step = optimizer._step
+        device = next(iter(optimizer._parameters.values())).device
+        self._batch = tree_map(lambda part: part.to(device, copy=True) if isinstance(part, Tensor) else part, batch)
+        self._real = torch.zeros((), dtype=torch.long, device=device)
+        objects = step.clipping.objects()
+        before = _State(objects)
+        self._state = before.tensors
+        self._graph = torch.cuda.CUDAGraph()
+        for generator in step._randomness.generators(device):
+            self._graph.register_generator_state(generator)
+        optimizer.zero_grad()
+        recorded = replace(microbatch, real=self._real)
+        optimizer._loader.announce(recorded)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        try:
+            with torch.cuda.stream(stream):
+                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    loss(*self._batch).backward()  # type: ignore[no-untyped-call]
+                    with torch.no_grad():
+                        optimizer.release(recorded)
+                        before.follow(_State(objects))
+                finally:
+                    self._graph.capture_end()
+        except BaseException:
+            step.capture.discard()
+            raise
+        finally:
+            before.restore()  # nothing was computed yet: the first replay does
+            torch.cuda.current_stream(device).wait_stream(stream)
+        self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
+
+    def play(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
+        """Put a lot's batch in place and start the recorded work on it."""
+        for own, given in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
+            if isinstance(own, Tensor):
+                own.copy_(given, non_blocking=True)
+        self._real.fill_(microbatch.real)
+        self._graph.replay()
+
+    def current(self, optimizer: PrivateOptimizer) -> bool:
+        """Whether the clipping's state is the one that was recorded: an ordinary step may have replaced it."""
+        now = _State(optimizer._step.clipping.objects()).tensors
+        return now.keys() == self._state.keys() and all(now[path] is self._state[path] for path in now)
+
+
+def _obstacle(optimizer: PrivateOptimizer) -> str | None:
+    """What stands in the way of recording any step of this run."""
+    step, loader = optimizer._step, optimizer._loader
+    parameter = next(iter(optimizer._parameters.values()))
+    foreign = [type(part).__name__ for part in step.clipping.objects() if not _ours(part)]
+    if parameter.device.type != "cuda":
+        return f"the model is on {parameter.device.type}: only CUDA replays"
+    if not loader.pad_lots:
+        return "lots have different sizes: make_private(..., pad_lots=True) gives them one"
+    if type(step) is not PrivateStep or foreign:
+        return f"{', '.join(foreign) or type(step).__name__} may do on the host what a replay would leave out"
+    if step._randomness.secure:
+        return "secure_mode takes its noise from the operating system, on the host"
+    if step._count_nonfinite:
+        return "expose_raw counts on the host"
+    return None
+
+
+def _signature(optimizer: PrivateOptimizer, microbatch: Microbatch, batch: tuple[Any, ...]) -> Any:
+    """What Python and the libraries decide by. Two lots with the same signature are the same work."""
+    module = optimizer._step.capture.module
+    parts = [(part.shape, part.dtype) if isinstance(part, Tensor) else part for part in tree_leaves(batch)]
+    weights = [(p.data_ptr(), p.requires_grad) for p in optimizer._parameters.values()]
+    modes = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.get_float32_matmul_precision())
+    return microbatch.count, microbatch.planned, parts, weights, modes, module.training
+
+
+def _ours(part: object) -> bool:
+    return type(part).__module__.partition(".")[0] == "adadp"
+
+
+class _State:
+    """Everything that a clipping, its shape and its source keep between lots, by where it is kept."""
+
+    def __init__(self, objects: list[object]) -> None:
+        self._objects = objects
+        self._kept = [_copy(vars(part)) for part in objects]
+        leaves = dict(_walk(self._kept, ()))
+        self.tensors: dict[Any, Tensor] = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
+        self._others = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
+
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        for part, kept in zip(self._objects, self._kept, strict=True):
+            vars(part).clear()
+            vars(part).update(_copy(kept))
+
+    def follow(self, after: _State) -> None:
+        """Copy what became of each tensor into the tensor itself, so that the next replay goes on from there."""
+        if self.tensors.keys() != after.tensors.keys() or self._others.keys() != after._others.keys():
+            raise _CannotBeReplayedError("the clipping keeps more, or less, after a lot than before it")
+        for path, value in self._others.items():
+            counted = path[1:] == ("step",) and isinstance(self._objects[path[0]], Source)
+            # Sources count their lots, and count those that are replayed (`count_lot`). Nothing else may change.
+            if not _same(value + 1 if counted else value, after._others[path]):
+                raise _CannotBeReplayedError(f"{type(self._objects[path[0]]).__name__}.{path[1]} changes with each lot")
+        moved = [(old, after.tensors[path]) for path, old in self.tensors.items() if after.tensors[path] is not old]
+        if len({old.data_ptr() for old, _ in moved}) < len(moved) or any(old.shape != new.shape for old, new in moved):
+            raise _CannotBeReplayedError("the clipping's tensors are not each in a place of its own")
+        for old, new in moved:
+            old.copy_(new)
+
+
+def _copy(value: Any) -> Any:
+    """Containers anew, with the same things in them."""
+    if isinstance(value, dict):
+        return {key: _copy(part) for key, part in value.items()}
+    return [_copy(part) for part in value] if isinstance(value, list) else value
+
+
+def _walk(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _walk(part, (*path, key))
+    else:
+        yield path, value
+
+
+def _same(old: Any, new: Any) -> bool:
+    return old is new or (isinstance(old, int | float | str | tuple) and type(old) is type(new) and old == new)

@@ -1,0 +1,164 @@
+"""Steps that a GPU replays. Tested here is what needs none: padding, and the state that a recording carries on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
+from adadp.accounting.events import PoissonGaussian
+from adadp.clipping import Grouped, PerLayer
+from adadp.graphs import _CannotBeReplayedError, _State
+from adadp.noise import Randomness
+from adadp.sampling import FixedSize, Poisson, PrivateLoader
+from adadp.sources import Paid, Released
+
+CLIPPINGS: dict[str, Callable[[], Clipping]] = {
+    "flat": lambda: Flat(0.5),
+    "automatic": lambda: Automatic(0.5),
+    "per layer": lambda: PerLayer(0.5),
+    "grouped": lambda: Grouped({"0.*": Flat(0.1), "*": Local(0.5)}),
+    "diagonal, probes": lambda: Ellipsoid(0.5, shape=Diagonal(), source=_probe()),
+    "Kronecker, probes": lambda: Ellipsoid(0.5, shape=Kronecker(), source=_probe()),
+    "Kronecker, released": lambda: Ellipsoid(0.5, shape=Kronecker(), source=Released(every=4)),
+    "diagonal, paid": lambda: Ellipsoid(0.5, shape=Diagonal(), source=Paid(every=4)),
+    "local": lambda: Local(0.5, threshold=0.0),
+}
+
+
+def _probe() -> Probe:
+    return Probe(lambda count, generator: torch.randn(count, 5, generator=generator), count=16, every=4)
+
+
+def trained(make: Callable[[], Clipping], pad_lots: bool, *, noise: float = 1e-7, spoil: bool = True) -> list[Tensor]:
+    torch.manual_seed(0)
+    inputs = torch.randn(60, 5)
+    if spoil:
+        inputs[0] = math.inf  # the example that fills lots up
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    _, optimizer, loader = PrivacyEngine(seed=3).make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), clipping=make(),
+        data_loader=DataLoader(TensorDataset(inputs, torch.arange(60) % 3), batch_size=4), noise_multiplier=noise,
+        pad_lots=pad_lots,
+    )  # fmt: skip
+    step = TrainingStep(optimizer, lambda x, y: nn.functional.cross_entropy(model(x), y))
+    for batch in loader:
+        step(*batch)
+    assert step.replays == 0
+    assert "cpu" in str(step.why_not)
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("name", CLIPPINGS)
+def test_what_fills_a_lot_up_counts_for_nothing(name: str) -> None:
+    plain, padded = trained(CLIPPINGS[name], False), trained(CLIPPINGS[name], True)
+    for a, b in zip(plain, padded, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_lot_over_capacity_is_split_and_complete() -> None:
+    examples = torch.arange(400.0)
+    loader = PrivateLoader(
+        DataLoader(TensorDataset(examples), batch_size=4), Poisson(400, 4), Randomness(0), None, pad_lots=True
+    )
+    size = loader.max_physical_batch_size
+    assert size == 16  # 4 + 4 * sqrt(4), in eights
+    lots = [lot.tolist() for lot in Poisson(400, 4).draw(Randomness(0))]
+    given: dict[int, list[float]] = {}
+    for (batch,) in loader:
+        assert loader.current is not None
+        assert len(batch) == loader.current.count == size
+        given.setdefault(loader.current.lot, []).extend(batch[: loader.current.real].tolist())
+    assert [given[number] for number in sorted(given)] == [[float(i) for i in lot] for lot in lots]
+    assert any(not lot for lot in lots)  # an empty one too
+    loader.max_physical_batch_size = 3
+    total = 0
+    for (batch,) in loader:
+        assert len(batch) == 3
+        total += loader.current.real  # type: ignore[union-attr]
+    assert total > 300
+
+
+def test_capacity_is_public() -> None:
+    assert FixedSize(100, 10).capacity == 10
+    assert Poisson(100, 100).capacity == 100
+    assert Poisson(60_000, 600).capacity == 704
+    larger = sum(len(lot) > 704 for _ in range(30) for lot in Poisson(60_000, 600).draw(Randomness(5)))
+    assert larger <= 3
+
+
+class Recorded:
+    """A run whose clipping's state is looked at as a recording looks at it."""
+
+    def __init__(self, make: Callable[[], Clipping]) -> None:
+        torch.manual_seed(0)
+        self.clipping = make()
+        model = nn.Sequential(nn.Linear(5, 70), nn.Tanh(), nn.Linear(70, 3))
+        engine = PrivacyEngine(seed=3)
+        _, self.optimizer, loader = engine.make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), clipping=self.clipping,
+            data_loader=DataLoader(TensorDataset(torch.randn(60, 5), torch.arange(60) % 3), batch_size=4),
+            noise_multiplier=1.0, pad_lots=True,
+        )  # fmt: skip
+        self.step = TrainingStep(self.optimizer, lambda x, y: nn.functional.cross_entropy(model(x), y))
+        self.batches = iter(loader)
+
+    def go(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.step(*next(self.batches))
+
+
+@pytest.mark.parametrize("name", CLIPPINGS)
+def test_a_steady_lot_changes_tensors_and_counters_alone(name: str) -> None:
+    run = Recorded(CLIPPINGS[name])
+    run.go(2)
+    steady, settled = 0, False
+    for _ in range(12):
+        before, due = _State(run.clipping.objects()), run.clipping.steady()
+        run.go()
+        settled, complete = due, due and settled
+        if complete:
+            steady += 1
+            values = {path: tensor.clone() for path, tensor in _State(run.clipping.objects()).tensors.items()}
+            before.follow(_State(run.clipping.objects()))
+            before.restore()
+            run.clipping.count_lot()
+            now = _State(run.clipping.objects()).tensors
+            assert now.keys() == before.tensors.keys()
+            for path, tensor in now.items():
+                assert tensor is before.tensors[path]
+                torch.testing.assert_close(tensor, values[path])
+    assert steady >= 5
+
+
+def test_a_refresh_cannot_be_replayed() -> None:
+    run = Recorded(CLIPPINGS["Kronecker, probes"])
+    run.go(4)
+    before = _State(run.clipping.objects())
+    assert not run.clipping.steady()
+    run.go()
+    with pytest.raises(_CannotBeReplayedError):
+        before.follow(_State(run.clipping.objects()))
+
+
+def test_each_lot_is_charged_once_and_never_released_twice() -> None:
+    run = Recorded(CLIPPINGS["flat"])
+    batch = next(run.batches)
+    step = run.optimizer._step
+    step.charge(run.optimizer._loader.current.lot)  # type: ignore[union-attr]
+    run.step(*batch)  # as after a recording that failed
+    run.go()
+    charged: list[object] = []
+    step._charge = charged.append  # type: ignore[assignment]
+    run.go(3)
+    assert len(charged) == 3
+    assert all(isinstance(event, PoissonGaussian) for event in charged)
+
+
+def test_what_stands_in_the_way_is_said() -> None:
+    assert "cpu" in str(Recorded(CLIPPINGS["flat"]).step.why_not)
