@@ -1,7 +1,7 @@
-"""The Triton kernels on a CPU, in Triton's interpreter.
+"""The Triton kernels without a GPU: run in Triton's interpreter, and compiled for a GPU that is not there.
 
 The interpreter must be asked for before Triton is first imported, and other tests must not meet it: so the cases run in
-a process of their own.
+a process of their own. It takes much that the compiler does not, such as methods of numbers that are one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 
 def test_cases_in_the_interpreter() -> None:
@@ -31,3 +32,31 @@ def test_cases_in_the_interpreter() -> None:
     assert passed is not None
     assert int(passed[1]) >= 110, run.stdout
     assert "skipped" not in run.stdout
+
+
+def compiled(function: Any, known: dict[str, Any], ones: bool) -> None:
+    """For an H100 or H200; with sizes and strides that are all one, which the compiler treats apart, or all unknown."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    pointers = {"outputs", "inputs", "bound", "matrix", "sums", "squares", "found"}
+    free = [name for name in function.arg_names if name not in known]
+    if ones:
+        known = known | {name: 1 for name in free if name not in pointers | {"examples", "each"}}
+    types = {name: "*fp64" if name == "found" else "*fp32" if name in pointers else "i32" for name in free}
+    signature = {name: "constexpr" if name in known else types[name] for name in function.arg_names}
+    source = ASTSource(fn=function, signature=signature, constexprs=known)
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+
+@pytest.mark.parametrize("ones", [False, True])
+def test_the_compiler_takes_every_kind(ones: bool) -> None:
+    from adadp.gradients.kernels import triton_outer, triton_products
+
+    compiled(triton_outer._outer, {"ALIGNED": 1, "EXAMPLES": 4, "MOMENTS": True, "ROWS": 16, "COLUMNS": 16}, ones)
+    tile = {"PRECISION": "tf32", "ROWS": 16, "COLUMNS": 16, "PLACES": 16}
+    plain = {f"{name}_{axis}": 1 for name in ("KERNEL", "STRIDE", "DILATION") for axis in "YX"}
+    for linear in (False, True):
+        padding = {"LINEAR": linear, "PADDING_Y": int(not linear), "PADDING_X": int(not linear)}
+        for kind in ({"CLAMPED": True, "MOMENTS": True, "SCALED": False}, {"CLAMPED": False, "SCALED": True}):
+            compiled(triton_products._products, tile | plain | padding | {"MOMENTS": False} | kind, ones)

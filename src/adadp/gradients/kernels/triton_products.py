@@ -202,10 +202,10 @@ def _products(
             if PADDING_Y + PADDING_X > 0:
                 # Few comparisons, as each is made for every entry: what is left of the first is far right, unsigned.
                 at_x = tl.where(place < places, x, OUTSIDE)[:, None] + right_by[None, :]
-                seen = at_x.to(tl.uint32, bitcast=True) < width.to(tl.uint32)
+                seen = at_x.to(tl.uint32, bitcast=True) < tl.cast(width, tl.uint32)
                 if PADDING_Y > 0:
                     at_y = y[:, None] + down_by[None, :]
-                    seen = seen & (at_y.to(tl.uint32, bitcast=True) < height.to(tl.uint32))
+                    seen = seen & (at_y.to(tl.uint32, bitcast=True) < tl.cast(height, tl.uint32))
             else:
                 seen = (place < places)[:, None] & (column < columns)[None, :]
             right = tl.load(input + (corner[:, None] + looks_at[None, :]), mask=seen, other=0.0)
