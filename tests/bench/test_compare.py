@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from functools import partial
 
 import pytest
@@ -97,6 +98,32 @@ def test_the_box_of_local_clipping_is_on() -> None:
         METHODS["adadp"].make(Task(silent, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), "local"))
 
 
+def test_a_replayed_step_is_measured_with_what_it_takes_to_record_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"slow": 0}
+
+    def recorded(task: Task) -> Step:
+        def run() -> None:
+            if state["slow"]:
+                state["slow"] -= 1
+                time.sleep(0.02)
+
+        def refresh() -> None:
+            state["slow"] = 3
+
+        def unrecorded() -> None:
+            torch.ones(2**20)
+
+        return Step(run, refresh, 7, unsettled=3, unrecorded=unrecorded)
+
+    monkeypatch.setitem(METHODS, "adadp-replayed", Method(recorded, ("ellipsoid-diagonal",)))
+    found = quick(["mlp"], ["sgd"], ["ellipsoid-diagonal"]).rows[-1]
+    assert found["method"] == "adadp-replayed"
+    assert found["refresh_ms"] >= 60
+    assert found["ms"] >= 60 / EVERY
+    assert found["peak_mib"] == pytest.approx(4.0, abs=0.1)
+    assert found["refresh_probes"] == 7
+
+
 def test_a_failing_method_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(task: Task) -> Step:
         raise NotImplementedError("this model is beyond me\nand more lines")
@@ -181,7 +208,9 @@ def test_an_ellipsoid_can_be_named_by_its_shape() -> None:
 # ---- goals ----------------------------------------------------------------------------------------------------------
 
 
-def row(device: str, model: str, clipping: str, ratio: float, memory: float, method: str = "adadp") -> dict[str, object]:
+def row(
+    device: str, model: str, clipping: str, ratio: float, memory: float, method: str = "adadp"
+) -> dict[str, object]:
     return {
         "device": device, "model": model, "clipping": clipping, "method": method, "ratio_to_sgd": ratio,
         "peak_ratio_to_sgd": memory,

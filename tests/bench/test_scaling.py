@@ -91,7 +91,7 @@ def test_memory_of_local_does_not_grow_with_the_lot_beyond_activations(
     kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ADADP_KERNELS", kernels)
-    monkeypatch.setattr(reference, "CHUNK_BYTES", 2**18)  # lots here are small: so is what may be held of their gradients
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 2**18)  # lots are small here, and so is this
     (found,) = scale(device="cpu", sweeps=[LOTS])["local_memory"]
     grows = found["mib_per_1000"]
     # An example's gradient is 20 times its activations here, so that keeping any part of them would show.

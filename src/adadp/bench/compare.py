@@ -81,15 +81,16 @@ class Contender:
             self._guarded(self.step.run)
 
     def run_with_refresh(self) -> None:
-        """One step that learns its shape anew."""
+        """One step that learns its shape anew, and those that are longer because of it."""
         if self.error is None and self.step.refresh is not None:
             self.step.refresh()
-            self._guarded(self.step.run)
+            for _ in range(self.step.unsettled):
+                self.run()
 
     def peak_mib(self, device: str) -> float | None:
         """The memory of one step."""
         found: list[float] = []
-        self._guarded(lambda: found.append(peak_mib(self.step.run, device)))
+        self._guarded(lambda: found.append(peak_mib(self.step.unrecorded or self.step.run, device)))
         return found[0] if found else None
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -203,7 +204,7 @@ def _row(
     if contender.error is not None:
         return row | {"error": contender.error}
     ordinary = statistics.median(times)
-    longer = max(0.0, statistics.median(refreshes) - ordinary) if refreshes else 0.0
+    longer = max(0.0, statistics.median(refreshes) - contender.step.unsettled * ordinary) if refreshes else 0.0
     quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [ordinary] * 3
     row |= {
         "ms": round(ordinary + longer / EVERY, 4), "peak_mib": None if peak is None else round(peak, 2),
