@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from adadp import algorithms
-from adadp.reproduce.timing import milliseconds, stepper
+from adadp.bench.clock import milliseconds
+from adadp.reproduce.timing import stepper
 
 #: What the requirements allow: (algorithm, reading) -> (over whom, how often its time), by model.
 ALLOWED = {

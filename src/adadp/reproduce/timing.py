@@ -7,23 +7,21 @@ random numbers of the right form, since a step's time does not depend on what th
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import algorithms, models
+from adadp.bench.clock import milliseconds
 from adadp.engine import PrivacyEngine
 from adadp.probes import PinkNoise, Vectors
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
 from adadp.sampling import Microbatch
-
-Key = TypeVar("Key")
 
 WHO = ("sgd", "dpsgd", "adadp/sound", "adadp/lot", "adadp/example", "agd", "dpopt/sound", "dpopt/published")
 BATCH = {"mnist": 120, "cifar10": 32}
@@ -49,25 +47,6 @@ def measure(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, A
 def _parted(who: str) -> tuple[str, str | None]:
     name, _, reading = who.partition("/")
     return name, reading or None
-
-
-def milliseconds(steps: Mapping[Key, Callable[[], None]], rounds: int, device: str = "cpu") -> dict[Key, list[float]]:
-    """What each step takes, in milliseconds: one of each in turn, `rounds` times, after three that do not count."""
-    times: dict[Key, list[float]] = {key: [] for key in steps}
-    for turn in range(-3, rounds):
-        for key, step in steps.items():
-            _wait(device)
-            started = time.perf_counter()
-            step()
-            _wait(device)
-            if turn >= 0:
-                times[key].append(1e3 * (time.perf_counter() - started))
-    return times
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 def stepper(
