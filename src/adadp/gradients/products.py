@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -37,6 +38,22 @@ from adadp.gradients.per_example import (
     public,
     stored_or_recomputed,
 )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the ways to norm and sum cost a device beside the product itself, whose one multiplication counts 1."""
+
+    gram: float  # a multiplication in a Gram matrix, which is taken in float64
+    again: float  # a coordinate of a product that is made for its norm alone
+    stored: float  # a coordinate that is stored, measured and summed
+    most_stored: float  # coordinates stored for each value of the factors
+
+
+# Measured on a CPU (one thread, 32 examples of 16 to 256 tokens, 64 to 1024 rows and columns).
+COSTS = {"cpu": Costs(gram=3, again=15, stored=25, most_stored=2), "cuda": Costs(2, 0, 4, math.inf)}
+# Few examples at a time: what is made of them stays in a CPU's cache.
+GRAM_BYTES = 2 * 2**20
 
 
 class Products(PerExample):
@@ -70,16 +87,19 @@ class Products(PerExample):
 
     @cached_property
     def _way(self) -> str:
-        """The way to norm and weighted sum with the fewest multiplications; `stored` only where it fits."""
+        """The cheapest way to norm and weighted sum; `stored` only where it fits."""
         if self.tokens == 1:
             return "vectors"
-        product = self.tokens * self.rows * self.columns
+        cost = COSTS["cuda" if self.outputs.is_cuda else "cpu"]
+        entries, factors = self.rows * self.columns, self.tokens * (self.rows + self.columns)
+        product = self.tokens * entries
         ways = {
-            "gram": product + 2 * self.tokens**2 * (self.rows + self.columns),  # twice: taken in float64
-            "again": 2 * product,
+            "gram": product + cost.gram * self.tokens * factors,
+            "again": 2 * product + cost.again * entries,
         }
-        if fits(self.count, self.shape, self.outputs.element_size()):
-            ways["stored"] = product + 4 * self.rows * self.columns
+        # What is kept until all layers are measured stays of the order of what the backward pass keeps anyway.
+        if fits(self.count, self.shape, self.outputs.element_size()) and entries <= cost.most_stored * factors:
+            ways["stored"] = product + cost.stored * entries
         return min(ways, key=lambda way: ways[way])
 
     @cached_property
@@ -94,8 +114,7 @@ class Products(PerExample):
             return bounded_factors(product.square(), torch.maximum(inputs, outputs))
         if self._way == "stored":
             return self._stored.squared_norms()
-        gram = self._way == "gram"
-        squared = self.gram_norms() if gram else torch.cat([squares(g) for _, g in self.chunks()])
+        squared = self.gram_norms() if self._way == "gram" else self._product_norms()
         bound = (squared.sqrt() + self.rounding()).square()
         return bounded_factors(bound, *self.largest_factors)
 
@@ -129,14 +148,20 @@ class Products(PerExample):
 
     def gram_norms(self) -> Tensor:
         """|sum_t b_t a_t^T|^2 = sum_{t,s} (a_t . a_s)(b_t . b_s), in float64 since tokens may cancel; a bound."""
-        step = max(1, DENSE_BYTES // (8 * self.tokens * (self.rows + self.columns + 2 * self.tokens)))
+        room = DENSE_BYTES if self.outputs.is_cuda else GRAM_BYTES
+        step = max(1, room // (8 * self.tokens * (self.rows + self.columns + 2 * self.tokens)))
         parts = []
         for start in range(0, self.count, step):
             a = self.inputs[start : start + step].double()
             b = self.outputs[start : start + step].double()
-            parts.append(((a @ a.mT) * (b @ b.mT)).sum((1, 2)))
+            parts.append((a @ a.mT).mul_(b @ b.mT).sum((1, 2)))
         squared = torch.cat(parts).clamp_min(0) if parts else self.inputs.new_zeros(0, dtype=torch.float64)
         return squared + (self.rows + self.columns + self.tokens) * 2.0**-52 * self.reach.square()
+
+    def _product_norms(self) -> Tensor:
+        """|sum_t b_t a_t^T|^2 of the products themselves, made for this alone."""
+        squared: Tensor = kernel("products_norms", self.outputs)(self.outputs, self.inputs)
+        return squared * (1 + 2.0**-30)  # they are summed in float64
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms
