@@ -163,8 +163,8 @@ def test_order_of_questions_does_not_matter() -> None:
 def test_the_way_of_computing_is_chosen_by_a_public_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """One example more must not change how the others' norms are taken, near the size where the way changes."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(8, 5, 6, generator=generator)
-    outputs = torch.randn(8, 5, 7, generator=generator)
+    inputs = torch.randn(8, 60, 6, generator=generator)
+    outputs = torch.randn(8, 60, 7, generator=generator)
     for module in (per_example, product_forms):  # seven examples fit, eight do not
         monkeypatch.setattr(module, "DENSE_BYTES", 7 * 6 * 7 * 4)
     with per_example.planned_for(8):
