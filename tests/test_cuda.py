@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe
+from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
 from adadp.clipping import Automatic, PerLayer
+from adadp.optimizer import BudgetWarning
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -40,7 +41,7 @@ CLIPPINGS: dict[str, Callable[[], Clipping]] = {
     "per layer": lambda: PerLayer(0.5),
     "diagonal": lambda: Ellipsoid(0.5, shape=Diagonal(0.5, 0.0), source=Probe(vectors, count=64)),
     "Kronecker": lambda: Ellipsoid(0.5, shape=Kronecker(), source=Probe(vectors, count=64)),
-    "local": lambda: Local(0.5),
+    "local": lambda: Local(0.5, threshold=0.0),
 }
 
 
@@ -72,3 +73,154 @@ def test_the_same_as_on_a_cpu(name: str) -> None:
         assert value.isfinite().all()
         assert (value - start[key]).abs().max() > 0
         torch.testing.assert_close(there[key], value, rtol=1e-2, atol=1e-3)
+
+
+def replayed(make: Callable[[], Clipping], graphs: bool, noise: float = 1e-7, steps: int = 60) -> tuple[nn.Module, int]:
+    """A run of padded Poisson lots, with momentum and a schedule, replayed or not."""
+    torch.manual_seed(0)
+    model = Net().cuda()
+    inputs, labels = torch.randn(400, 1, SIDE, SIDE), torch.arange(400) % 10
+    inputs[3] = float("nan")
+    data = TensorDataset(inputs.cuda(), labels.cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    engine = PrivacyEngine(seed=1)
+    _, private, loader = engine.make_private(
+        module=model, optimizer=optimizer, data_loader=DataLoader(data, batch_size=COUNT), noise_multiplier=noise,
+        clipping=make(), pad_lots=True,
+    )  # fmt: skip
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    step = TrainingStep(private, lambda x, y: nn.functional.cross_entropy(model(x), y))
+    if not graphs:
+        step.why_not = "compared with"
+    done = 0
+    while done < steps:
+        for batch in loader:
+            step(*batch)
+            if private._loader.current.last:
+                schedule.step()
+                done += 1
+            if done == steps:
+                break
+    (_, count), *rest = engine._open().composition()
+    assert count == done
+    assert not rest
+    return model, step.replays
+
+
+@pytest.mark.parametrize("name", CLIPPINGS)
+def test_replayed_steps_are_the_steps(name: str) -> None:
+    plain, none = replayed(CLIPPINGS[name], False)
+    fast, many = replayed(CLIPPINGS[name], True)
+    assert none == 0
+    assert many > 40
+    for a, b in zip(plain.parameters(), fast.parameters(), strict=True):
+        assert b.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3)
+
+
+def test_replayed_noise_is_fresh_and_of_the_right_size() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(50, 40).cuda()
+    data = TensorDataset(1e-6 * torch.randn(400, 50).cuda(), (torch.arange(400) % 40).cuda())
+    _, private, loader = PrivacyEngine(seed=5).make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        data_loader=DataLoader(data, batch_size=COUNT), noise_multiplier=3.0, clipping=Flat(2.0), pad_lots=True,
+    )  # fmt: skip
+    step = TrainingStep(private, lambda x, y: nn.functional.cross_entropy(model(x), y))
+    drawn = []
+    for _ in range(20):
+        for batch in loader:
+            step(*batch)
+            drawn.append(model.weight.grad.flatten().clone() * COUNT / 6)  # inputs of next to nothing: it is all noise
+    rows = torch.stack(drawn).double()
+    assert step.replays > 150
+    size = rows.numel()
+    assert abs(rows.square().mean() - 1) < 6 * (2 / size) ** 0.5
+    products = (rows @ rows.T) / rows.shape[1]
+    products.fill_diagonal_(0)
+    assert products.abs().max() < 6.5 / rows.shape[1] ** 0.5  # no draw is like another
+
+
+def test_a_step_never_waits_for_the_gpu() -> None:
+    for name, make in CLIPPINGS.items():
+        torch.manual_seed(0)
+        model = Net().cuda()
+        data = TensorDataset(torch.randn(400, 1, SIDE, SIDE).cuda(), (torch.arange(400) % 10).cuda())
+        _, private, loader = PrivacyEngine(seed=1).make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=COUNT), noise_multiplier=1.0, clipping=make(), pad_lots=True,
+        )  # fmt: skip
+        batches = iter(loader)
+        for turn in range(9):
+            batch = next(batches)
+            steady = private._step.clipping.steady()
+            torch.cuda.set_sync_debug_mode("error" if turn > 2 and steady else "default")
+            try:
+                private.zero_grad()
+                nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+                private.step()
+            except RuntimeError as error:
+                pytest.fail(f"{name}: {error}")
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_budget_ends_replayed_training() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3).cuda()
+    data = TensorDataset(torch.randn(400, 5).cuda(), (torch.arange(400) % 3).cuda())
+    engine = PrivacyEngine(seed=2)
+    _, private, loader = engine.make_private_with_epsilon(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=COUNT), target_epsilon=2.0, target_delta=1e-5, steps=25, pad_lots=True,
+    )  # fmt: skip
+    step = TrainingStep(private, lambda x, y: nn.functional.cross_entropy(model(x), y))
+
+    def train() -> None:
+        for _ in range(4):
+            for batch in loader:
+                step(*batch)
+
+    with pytest.warns(BudgetWarning):
+        train()
+    assert step.replays > 10
+    assert engine.get_epsilon(1e-5) <= 2.0
+    assert engine._open().composition()[0][1] == 25
+
+
+def moved(private: bool, autocast: bool) -> Tensor:
+    """What ten steps change, with or without privacy and bfloat16."""
+    torch.manual_seed(0)
+    model = Net().cuda()
+    start = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    data = TensorDataset(torch.randn(400, 1, SIDE, SIDE).cuda(), (torch.arange(400) % 10).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loader = DataLoader(data, batch_size=COUNT)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            return nn.functional.cross_entropy(model(x), y)
+
+    if private:
+        _, optimizer, loader = PrivacyEngine(seed=1).make_private(
+            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1e-7, max_grad_norm=0.5,
+            pad_lots=True,
+        )  # fmt: skip
+        step = TrainingStep(optimizer, loss)
+        for batch in loader:
+            step(*batch)
+        assert step.replays > 5
+    else:
+        for batch in loader:
+            optimizer.zero_grad()
+            loss(*batch).backward()
+            optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]) - start
+
+
+def test_autocast_changes_no_more_than_without_privacy() -> None:
+    changed = {}
+    for private in (False, True):
+        exact, rough = moved(private, False), moved(private, True)
+        changed[private] = float((rough - exact).norm() / exact.norm())
+    assert 0 < changed[True] < 2 * changed[False] + 0.01

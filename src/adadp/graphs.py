@@ -65,8 +65,10 @@ class TrainingStep:
         self.optimizer.step()
 
     def _replayable(self, microbatch: Microbatch) -> bool:
+        step = self.optimizer._step
+        checked = not getattr(step.capture.on_first_call, "undecided", None)  # the model is tried out by the host
         whole = microbatch.index == 0 and microbatch.last
-        return whole and self._ordinary >= WARM_UP and self.optimizer._step.clipping.steady()
+        return whole and checked and self._ordinary >= WARM_UP and step.clipping.steady()
 
     def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         optimizer, step = self.optimizer, self.optimizer._step
@@ -87,13 +89,11 @@ class TrainingStep:
 
     def _record(self, signature: Any, microbatch: Microbatch, batch: tuple[Any, ...]) -> _Recording | None:
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = torch.cuda.MemPool()  # kept, so that every recording uses the memory of the one before
         try:
-            return _Recording(self.optimizer, self.loss, signature, microbatch, batch, self._pool)
-        except _CannotBeReplayedError as reason:
-            self.why_not = str(reason)
-        except RuntimeError as error:  # an operation that the host has to wait for
-            self.why_not = str(error).splitlines()[0]
+            return _Recording(self.optimizer, self.loss, signature, microbatch, batch, self._pool.id)
+        except Exception as error:  # whatever it is, an ordinary step is tried next, and says what is wrong
+            self.why_not = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(f"steps are not replayed on the GPU, but made one by one: {self.why_not}", stacklevel=4)
         return None
 

@@ -24,7 +24,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
-from adadp.errors import ConfigurationError, UnsupportedModuleError
+from adadp.errors import ConfigurationError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture import Observed
 
@@ -150,6 +150,7 @@ class IndependenceCheck:
         self._dimensions = (0,) if batch_first else (1, 0)
         self._done: set[int] = set()
         self._refused: dict[int, str] = {}
+        self.undecided: set[int] = set()  # modules whose examples were too much alike so far
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
         """Check `module`, once, on a few of the `count` examples in its arguments."""
@@ -157,6 +158,8 @@ class IndependenceCheck:
             raise UnsupportedModuleError(self._refused[id(module)])
         if id(module) in self._done or count < 2:  # one example has nothing to mix with
             return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
         leaves, form = pytree.tree_flatten((args, kwargs))
         batched = [self._batch_dimension(leaf, count) for leaf in leaves]
         if all(dimension is None for dimension in batched):
@@ -168,6 +171,9 @@ class IndependenceCheck:
             raise
         if conclusive:
             self._done.add(id(module))
+            self.undecided.discard(id(module))
+        else:
+            self.undecided.add(id(module))
 
     def _read_and_try(
         self, module: nn.Module, leaves: Sequence[Any], form: pytree.TreeSpec, batched: Sequence[int | None], count: int
