@@ -79,7 +79,6 @@ class TrainingStep:
             self._recording = None  # its memory is free for the next
             self._recording = self._record(signature, microbatch, batch)
         if self._recording is None:
-            optimizer._loader.announce(microbatch)
             self._ordinarily(batch)
             return
         self._recording.play(microbatch, batch)
@@ -145,6 +144,7 @@ class _Recording:
             raise
         finally:
             before.restore()  # nothing was computed yet: the first replay does
+            optimizer._loader.announce(microbatch)
             torch.cuda.current_stream(device).wait_stream(stream)
         self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
 

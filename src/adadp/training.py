@@ -193,16 +193,14 @@ class _Execution:
         else:
             with self.ledger.start({"algorithm": algorithm.name, "steps": steps}) as charged:
                 charged.charge(Uncovered(algorithm.reasons[0]))
+        work = algorithm.training_step(optimizer, model)
         every = max(1, math.ceil(steps / self.settings.evaluations))
         done, accuracy, epsilon, started = 0, None, None, time.perf_counter()
         with warnings.catch_warnings():
             # Where a filter ends the training that is no surprise; the number of steps is in the result.
             warnings.simplefilter("ignore", BudgetWarning)
             for batch, targets in lots:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(batch), targets).backward()  # type: ignore[no-untyped-call]
-                algorithm.see(optimizer, model, batch, targets)
-                optimizer.step()
+                work(batch, targets)
                 if loader is not None and loader.stopped:
                     break
                 if loader is not None and loader.current is not None and not loader.current.last:
@@ -242,6 +240,7 @@ class _Execution:
             noise_multiplier=plan.noise_multiplier,
             task=task,
             max_physical_batch_size=self.settings.microbatch,
+            pad_lots=plan.device.type == "cuda" and not plan.algorithm.looks,
         )
         return private, lots
 

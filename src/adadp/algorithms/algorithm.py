@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from adadp.algorithms.schedules import SCHEDULES
 from adadp.clipping import Clipping
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
+from adadp.graphs import TrainingStep
 from adadp.optimizer import PrivateOptimizer
 from adadp.sampling import PrivateLoader
 from adadp.sources import InputMaker, Probe
@@ -130,6 +131,26 @@ class Algorithm(ABC):
 
     def see(self, optimizer: Optimizer, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:  # noqa: B027
         """Called with each lot before `optimizer.step()`. Only line searches look at it, and pay for what they see."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether `see` does anything: such an algorithm's steps cannot be replayed."""
+        return type(self).see is not Algorithm.see
+
+    def training_step(self, optimizer: Optimizer, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+        """What is done with each batch of inputs and labels; where it can be, replayed on a GPU (`adadp.graphs`)."""
+
+        def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(model(inputs), targets)
+
+        def step(inputs: Tensor, targets: Tensor) -> None:
+            optimizer.zero_grad()
+            loss(inputs, targets).backward()  # type: ignore[no-untyped-call]
+            self.see(optimizer, model, inputs, targets)
+            optimizer.step()
+
+        replayed = isinstance(optimizer, PrivateOptimizer) and not self.looks
+        return TrainingStep(cast(PrivateOptimizer, optimizer), loss) if replayed else step
 
     def _sgd(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         if self.settings["lr"] is None:

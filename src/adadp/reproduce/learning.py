@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -102,22 +102,23 @@ class _Run:
             engine = PrivacyEngine(seed=derived(self.seed, "training"), accountant=self.algorithm.accountant)
             private, loader = self._private(engine, optimizer)
             used, lots = private, _endless(loader)
+        work = self.algorithm.training_step(used, self.model)
         wanted, looked = marks(self.settings), set(self.settings.get("snapshots", ()))
         started, done = time.perf_counter(), 0
         for batch, targets in lots:
             before = {k: v.clone() for k, v in self.model.state_dict().items()} if done + 1 in looked else None
-            used.zero_grad()
-            nn.functional.cross_entropy(self.model(batch), targets).backward()  # type: ignore[no-untyped-call]
-            self.algorithm.see(used, self.model, batch, targets)
-            used.step()
+            work(batch, targets)
+            if loader is not None and loader.current is not None and not loader.current.last:
+                continue  # the lot goes on
             if loader is not None and loader.stopped:
                 break
             schedule.step()
             done += 1
             if private is not None:
                 self._note(private, done)
-                if before is not None:
-                    self.noted[str(done)] = self._look(private, batch, targets, before)
+                if before is not None and loader is not None and loader.current is not None:
+                    drawn = slice(0, int(loader.current.real))
+                    self.noted[str(done)] = self._look(private, batch[drawn], targets[drawn], before)
             if done == wanted[len(self.curve)]:
                 self.curve.append((done, self._accuracy()))
                 if done == wanted[-1]:
@@ -137,6 +138,7 @@ class _Run:
             "optimizer": optimizer,
             "data_loader": DataLoader(TensorDataset(inputs, labels), batch_size=self.lot),
             "noise_multiplier": self.noise,
+            "pad_lots": self.device.startswith("cuda") and not self.algorithm.looks,
         }
         clipping = self._clipping()
         if clipping is None:

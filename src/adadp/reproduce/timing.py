@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import algorithms, models
@@ -58,28 +57,20 @@ def stepper(
     made = algorithms.create(name, reading, {"lr": 1e-4})
     optimizer = made.optimizer([p for p in module.parameters() if p.requires_grad])
 
-    def work(private: Any = None) -> None:
-        (private or optimizer).zero_grad()
-        nn.functional.cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        if private is not None:
-            made.see(private, module, inputs, targets)
-        (private or optimizer).step()
-
     if not made.private:
-        return work
+        work = made.training_step(optimizer, module)
+        return lambda: work(inputs, targets)
     probes = PinkNoise(form) if len(form) == 3 else Vectors(form[0])
-    loader = DataLoader(TensorDataset(inputs, targets), batch_size=batch)
     _, private, lots = made.make_private(
-        PrivacyEngine(seed=0), module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=8.0,
-        task=algorithms.Task(batch, 100_000, probes),
+        PrivacyEngine(seed=0), module=module, optimizer=optimizer, noise_multiplier=8.0,
+        data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=batch),
+        task=algorithms.Task(batch, 100_000, probes), pad_lots=device.startswith("cuda") and not made.looks,
     )  # fmt: skip
-    numbers = iter(range(10**9))
+    numbers, work = iter(range(10**9)), made.training_step(private, module)
 
     def step() -> None:
-        lots.current = Microbatch(next(numbers), 0, last=True, count=batch, real=batch, planned=batch)
-        if lots.on_microbatch is not None:
-            lots.on_microbatch(lots.current)
-        work(private)
+        lots.announce(Microbatch(next(numbers), 0, last=True, count=batch, real=batch, planned=batch))
+        work(inputs, targets)
 
     return step
 
