@@ -151,7 +151,7 @@ def compare(
     ways = [
         (name, way)
         for name, method in METHODS.items()
-        if not method.peer or method.peer == "sgd" or method.peer in peers
+        if (not method.peer or method.peer == "sgd" or method.peer in peers) and method.only_on in ("", kind)
         for way in method.clippings
         if method.peer or way in ours
     ]

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp.algorithms.defaults import DEFAULTS
 from adadp.clipping import Clipping, Ellipsoid, Flat, Local
 from adadp.engine import PrivacyEngine
+from adadp.graphs import WARM_UP, TrainingStep
 from adadp.sampling import Microbatch
 from adadp.shape import Diagonal, Kronecker, Shape
 from adadp.sources import Probe
@@ -87,8 +88,19 @@ def plain(task: Task) -> Step:
     return Step(run)
 
 
-def private(task: Task) -> Step:
-    """Ours."""
+def plain_replayed(task: Task) -> Step:
+    """No privacy, and the step recorded as a CUDA graph: what is fair to compare replayed steps with."""
+    ordinary = plain(task)
+    for _ in range(WARM_UP):
+        ordinary.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ordinary.run()
+    return Step(graph.replay, unrecorded=ordinary.run)
+
+
+def private(task: Task, replayed: bool = False) -> Step:
+    """Ours, ordinarily or replayed."""
     lot = len(task.inputs)
     clipping = _clipping(task)
     _, optimizer, loader = PrivacyEngine(seed=0).make_private(
@@ -97,31 +109,43 @@ def private(task: Task) -> Step:
         data_loader=task.loader(),
         noise_multiplier=1.0,
         clipping=clipping,
+        pad_lots=replayed,
     )
     numbers = iter(range(10**9))
 
-    def run() -> None:
-        loader.current = Microbatch(next(numbers), 0, last=True, count=lot, real=lot, planned=lot)
-        if loader.on_microbatch is not None:
-            loader.on_microbatch(loader.current)
+    def ordinarily() -> None:
+        loader.announce(Microbatch(next(numbers), 0, last=True, count=lot, real=lot, planned=lot))
         optimizer.zero_grad()
         task.loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+    run = ordinarily
+    if replayed:
+        step = TrainingStep(optimizer, lambda *_: task.loss())
+        if step.why_not is not None:
+            raise RuntimeError(step.why_not)
+
+        def run() -> None:
+            loader.announce(Microbatch(next(numbers), 0, last=True, count=lot, real=lot, planned=lot))
+            step(task.inputs, task.targets)
+            if step.why_not is not None:
+                raise RuntimeError(step.why_not)
 
     if isinstance(clipping, Local):
         run()  # the first lot has no moments to make a box of, and is clipped flat
         run()
         if not clipping.local:
             raise RuntimeError("the box is not on, so that this would be the time of flat clipping")
+    unrecorded = ordinarily if replayed else None
     if not isinstance(clipping, Ellipsoid):
-        return Step(run)
+        return Step(run, unrecorded=unrecorded)
     source = clipping.source
     assert isinstance(source, Probe)
 
     def refresh() -> None:
         source.step = -1  # the first lot of a source is one with a refresh, and no other comes by itself
 
-    return Step(run, refresh, source.count)
+    return Step(run, refresh, source.count, 1 + WARM_UP if replayed else 1, unrecorded)
 
 
 def _clipping(task: Task) -> Clipping:
@@ -180,11 +204,14 @@ class Method:
     make: Callable[[Task], Step]
     clippings: tuple[str, ...]
     peer: str = ""
+    only_on: str = ""
 
 
 METHODS: dict[str, Method] = {
     "sgd": Method(plain, ("none",), "sgd"),
+    "sgd-graph": Method(plain_replayed, ("none",), "sgd", only_on="cuda"),
     "adadp": Method(private, OURS),
+    "adadp-graph": Method(partial(private, replayed=True), OURS, only_on="cuda"),
     "opacus-hooks": Method(partial(opacus, "hooks"), ("flat",), "opacus"),
     "opacus-ghost": Method(partial(opacus, "ghost"), ("flat",), "opacus"),
     "opacus-functorch": Method(partial(opacus, "functorch"), ("flat",), "opacus"),
