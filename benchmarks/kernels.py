@@ -8,7 +8,8 @@ products of vectors, which no matrix unit can clamp). Rates are measured first. 
 which clamps and measures nothing. `error` is |found - exact| / |exact|, exact being the plain version in float64;
 `same` says whether a second call gave the same bits. Small inputs come from the cache, as in a training step.
 
-`--tune` times tiles of other sizes for the Triton kernels instead, and prints the best of each size.
+`--tune` times tiles of other sizes for the Triton kernels instead, or other numbers of products at a time, and prints
+the best of each size.
 """
 
 from __future__ import annotations
@@ -56,6 +57,18 @@ SEQUENCES = {
         for rows, columns in ((768, 256), (256, 256), (1024, 256), (256, 1024))
     },
 }
+# Examples and entries of what is stored; rows and their length.
+DENSE = {
+    "cuda": {"embedding 32x1M": (32, 2**20), "norm 512x768": (512, 768), "256x36864": (256, 36864)},
+    "cpu": {"embedding 8x256k": (8, 2**18), "norm 64x768": (64, 768)},
+}
+ROWS = {
+    "cuda": {
+        "tokens 8192x768": (8192, 768), "tokens 8192x3072": (8192, 3072), "vectors 8192x60": (8192, 60),
+        "images 512x16384": (512, 16384), "gradients 32x1.8M": (32, 2304 * 768),
+    },
+    "cpu": {"tokens 2048x256": (2048, 256), "images 32x16384": (32, 16384)},
+}  # fmt: skip
 # Output and input channels, kernel, stride, size of the input.
 WRN = ((16, 3, 3, 1, 32), (64, 16, 3, 1, 32), (64, 16, 1, 1, 32), (64, 64, 3, 1, 32), (128, 64, 3, 2, 32),
        (128, 64, 1, 2, 32), (128, 128, 3, 1, 16), (256, 128, 3, 2, 16), (256, 256, 3, 1, 8))  # fmt: skip
@@ -128,14 +141,35 @@ def works(device: torch.device) -> Iterator[Work]:
             return way.weight_gradient(a, b)
 
         yield from _of_products("convolution", size, (outputs, inputs, way), bound, gradient, places**2)
+    for size, shape in DENSE[device.type].items():
+        gradients, bound = draw(*shape), draw(shape[1]).abs()
+
+        def total(gradients: Tensor = gradients) -> Tensor:
+            return gradients.sum(0)
+
+        yield from _of_products("dense", size, (gradients,), bound, total, 1)
+    for size, shape in ROWS[device.type].items():
+        tensor, weights = draw(*shape), draw(shape[0])
+        weights[::3] = 0.0
+
+        def norms(tensor: Tensor = tensor) -> Tensor:
+            return torch.linalg.vector_norm(tensor, dim=1)
+
+        def times(tensor: Tensor = tensor, weights: Tensor = weights) -> Tensor:
+            return tensor * weights.unsqueeze(1)
+
+        read = 4 * tensor.numel()
+        yield Work("row norms", size, "row_norms", (tensor,), {}, norms, 2.0 * tensor.numel(), read, False)
+        moved = 2 * read - read * len(weights[::3]) // len(weights)  # what has no weight need not be read
+        for function in ("weighted", "kept"):
+            yield Work(function, size, function, (tensor, weights), {}, times, 1.0 * tensor.numel(), moved, False)
 
 
 def _of_products(
     kind: str, size: str, factors: tuple[Any, ...], bound: Tensor, ordinary: Callable[[], Tensor], places: int
 ) -> Iterator[Work]:
-    outputs, inputs = factors[:2]
-    operations = 2.0 * len(outputs) * places * bound.numel()
-    moved = 4 * (outputs.numel() + inputs.numel())
+    operations = 2.0 * len(factors[0]) * places * bound.numel()
+    moved = 4 * sum(factor.numel() for factor in factors if isinstance(factor, Tensor))
     weight = 4 * bound.numel()
     for moments in (False, True):
         yield Work(f"{kind} clamped" + moments * " + moments", size, f"{kind}_clamped", (*factors, bound),
@@ -226,9 +260,8 @@ def measure(work: Work, rates: dict[str, float], device: torch.device) -> Iterat
 
 def tuned(work: Work, device: torch.device) -> Iterator[tuple[float, str]]:
     """The time of every choice of tiles, and what it was."""
-    from adadp.gradients.kernels import triton_outer, triton_products
+    from adadp.gradients.kernels import triton_outer, triton_products, triton_rows
 
-    outputs, inputs = work.arguments[:2]
     if work.function == "outer_clamped":
         for rows, columns, warps in (
             (64, 64, 4), (64, 64, 8), (32, 64, 4), (64, 32, 4), (32, 128, 4), (64, 128, 4), (64, 128, 8), (128, 32, 4),
@@ -237,32 +270,34 @@ def tuned(work: Work, device: torch.device) -> Iterator[tuple[float, str]]:
             function = partial(triton_outer.outer_clamped, blocks=triton_outer.OuterBlocks(rows, columns, warps))
             yield _tried(partial(work.call, function), str((rows, columns, warps)), device)
         return
-    convolution = work.function.startswith("convolution")
-    for prepared in (False, True):  # copied first, which is timed as well: padded, or with a token's values far apart
+    if work.function.startswith("products"):
+        for megabytes in (8, 12, 16, 20, 24, 28, 32, 40, 64):
+            function = partial(getattr(triton_rows, work.function), room=megabytes * 2**20)
+            yield _tried(partial(work.call, function), f"{megabytes} MiB of products at a time", device)
+        return
+    if not work.function.startswith("convolution"):
+        return
+    outputs, inputs, way = work.arguments[:3]
+    for padded in (False, True):  # first, which is timed as well
         for sizes in (
             (128, 128, 32, 8, 3), (128, 128, 32, 8, 2), (128, 128, 16, 8, 4), (128, 64, 32, 4, 3), (128, 64, 32, 8, 3),
             (64, 128, 32, 4, 3), (64, 128, 32, 8, 3), (64, 64, 32, 4, 3), (64, 64, 64, 4, 3), (64, 64, 32, 8, 3),
             (32, 128, 32, 4, 3), (32, 64, 32, 4, 3), (32, 256, 32, 8, 3), (128, 256, 32, 8, 3), (64, 256, 32, 8, 3),
+            (256, 64, 32, 8, 3), (256, 128, 32, 8, 3), (128, 64, 64, 4, 3), (128, 128, 64, 8, 2), (128, 32, 64, 4, 3),
             (16, 128, 32, 4, 3), (16, 64, 32, 4, 3),
         ):  # fmt: skip
             blocks = triton_products.Blocks(*sizes)
-            if blocks.rows >= 2 * max(16, outputs.shape[1 if convolution else 2]):
+            if blocks.rows >= 2 * max(16, outputs.shape[1]):
                 continue
 
-            def call(blocks: triton_products.Blocks = blocks, prepared: bool = prepared) -> Any:
-                if convolution:
-                    a, way = inputs, work.arguments[2]
-                    if prepared:
-                        a, way = F.pad(a, [way.padding[0]] * 4), replace(way, padding=(0, 0))
-                    operands = triton_products.convolution_operands(outputs, a, way)
-                else:
-                    b, a = (t.mT.contiguous().mT if prepared else t for t in (outputs, inputs))
-                    operands = triton_products.sequence_operands(b, a)
+            def call(blocks: triton_products.Blocks = blocks, padded: bool = padded) -> Any:
+                a, to = (F.pad(inputs, [way.padding[0]] * 4), replace(way, padding=(0, 0))) if padded else (inputs, way)
+                operands = triton_products.convolution_operands(outputs, a, to)
                 if work.function.endswith("norms"):
                     return triton_products.norms(operands, work.options["scale"], "tf32", blocks)
                 return triton_products.clamped(operands, work.arguments[-1], work.options["moments"], "tf32", blocks)
 
-            yield _tried(call, f"{tuple(blocks)}{' prepared' if prepared else ''}", device)
+            yield _tried(call, f"{tuple(blocks)}{' padded' if padded else ''}", device)
 
 
 def _tried(call: Callable[[], Any], name: str, device: torch.device) -> tuple[float, str]:

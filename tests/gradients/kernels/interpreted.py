@@ -12,9 +12,9 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from adadp.gradients.convolution import Geometry
-from adadp.gradients.kernels import reference
+from adadp.gradients.kernels import reference, triton_rows
 from adadp.gradients.kernels import with_triton as kernels
-from adadp.gradients.kernels.triton_products import Blocks, clamped, norms, sequence_operands
+from adadp.gradients.kernels.triton_products import Blocks, clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_splits import programs_per_tile
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -128,22 +128,96 @@ def test_squares_neither_vanish_nor_overflow(size: float) -> None:
     outputs, inputs = drawn(3, 4, 6) * size, drawn(3, 4, 5, seed=1)
     exact = reference.products_norms(outputs.double(), inputs.double())
     torch.testing.assert_close(kernels.products_norms(outputs, inputs), exact, rtol=1e-5, atol=0.0)
-    assert kernels.products_norms(outputs / size * 1e38, inputs * 1e3).isposinf().any()
+    large = (outputs / size * 1e38).abs(), (inputs * 1e3).abs()  # of one sign: infinities do not cancel
+    assert kernels.products_norms(*large).isposinf().all()
 
 
-def test_an_example_has_the_same_norm_in_any_company() -> None:
-    outputs, inputs = drawn(11, 4, 6), drawn(11, 4, 5, seed=1)
-    together = kernels.products_norms(outputs, inputs)
-    alone = torch.cat([kernels.products_norms(outputs[n : n + 1], inputs[n : n + 1]) for n in range(11)])
-    assert torch.equal(together, alone)
+@pytest.mark.parametrize("room", [1, 4 * 30 * 4, 2**30])
+def test_products_of_any_number_of_examples_at_a_time(room: int) -> None:
+    outputs, inputs, bound = drawn(11, 4, 6), drawn(11, 4, 5, seed=1), bounds(6, 5)
+    for moments in (False, True):
+        expected = reference.products_clamped(outputs, inputs, bound, moments)
+        same_sums(triton_rows.products_clamped(outputs, inputs, bound, moments, room=room), expected)
+    for scale in (None, bound):
+        expected_norms = reference.products_norms(outputs, inputs, scale)
+        same(triton_rows.products_norms(outputs, inputs, scale, room=room), expected_norms)
+
+
+DENSE = [(3, 7), (1, 1), (5, 1), (0, 4), (4, 0), (2, 4096), (3, 9001), (70, 3, 20), (200, 5), (9, 2, 3, 4), (6,)]
+
+
+@pytest.mark.parametrize("shape", DENSE, ids=str)
+def test_dense(shape: tuple[int, ...]) -> None:
+    gradients, bound = drawn(*shape), bounds(*shape[1:])
+    for moments in (False, True):
+        found = kernels.dense_clamped(gradients, bound, moments)
+        same_sums(found, reference.dense_clamped(gradients, bound, moments))
+    for scale in (None, bound) if len(shape) > 1 else (None,):
+        norms_found, expected = kernels.dense_norms(gradients, scale), reference.dense_norms(_matrix(gradients), scale)
+        torch.testing.assert_close(norms_found, expected.to(torch.float64), rtol=1e-6, atol=0.0)
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim > 1 else tensor.unsqueeze(1)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in DENSE if len(shape) == 2], ids=str)
+def test_row_norms(shape: tuple[int, int]) -> None:
+    rows = drawn(*shape)
+    assert kernels.row_norms(rows).dtype == torch.float64
+    torch.testing.assert_close(kernels.row_norms(rows), reference.row_norms(rows), rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(kernels.row_norms(rows[:, ::2]), reference.row_norms(rows[:, ::2]), rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(kernels.row_norms(rows[::2]), reference.row_norms(rows[::2]), rtol=1e-14, atol=0.0)
+
+
+def test_norms_of_rows_of_every_size() -> None:
+    rows = drawn(6, 5000)
+    rows[0], rows[1] = rows[0] * 1e-38, rows[1] * 1e35
+    rows[2, 4999], rows[3, 1], rows[4] = math.nan, -math.inf, 0.0
+    found = kernels.row_norms(rows)
+    assert found[4] == 0.0
+    torch.testing.assert_close(found, reference.row_norms(rows), rtol=1e-14, atol=0.0, equal_nan=True)
+    alone = torch.cat([kernels.row_norms(rows[n : n + 1]) for n in range(6)])
+    torch.testing.assert_close(found, alone, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
+@pytest.mark.parametrize("shape", DENSE, ids=str)
+def test_weighted_and_kept(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor, weights = drawn(*shape), drawn(shape[0], seed=1)
+    weights[::2], tensor[::2], tensor[1::4] = 0.0, math.nan, math.inf
+    for name in ("weighted", "kept"):
+        found = getattr(kernels, name)(tensor, weights.to(dtype))
+        expected = getattr(reference, name)(tensor, weights.to(dtype))
+        assert not found.isnan().any()
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+    assert torch.equal(kernels.kept(tensor, weights)[1::2], tensor[1::2])
+
+
+def test_dense_of_what_is_not_contiguous() -> None:
+    gradients, bound = drawn(6, 10, 8)[::2, ::3].mT, bounds(4, 8).T
+    same_sums(kernels.dense_clamped(gradients, bound, True), reference.dense_clamped(gradients, bound, True))
+    same(kernels.dense_norms(gradients, bound), reference.dense_norms(gradients, bound))
+    weights = drawn(6)[::2]
+    same(kernels.weighted(gradients, weights), reference.weighted(gradients, weights))
+
+
+def test_dense_of_what_is_not_finite() -> None:
+    gradients, bound = drawn(40, 30), bounds(30)
+    gradients[3, 4], gradients[20, 5], gradients[39, 6] = math.nan, math.inf, -math.inf
+    found = kernels.dense_clamped(gradients, bound, True)
+    assert not found[0].isnan().any()
+    same_sums(found, reference.dense_clamped(gradients, bound, True))
 
 
 @pytest.mark.parametrize("blocks", [Blocks(16, 16, 16, 4, 2), Blocks(32, 16, 32, 4, 2), Blocks(16, 64, 16, 4, 2)])
 def test_tiles_of_any_size(blocks: Blocks) -> None:
-    outputs, inputs, bound = drawn(3, 35, 40), drawn(3, 35, 50, seed=1), bounds(40, 50)
-    operands = sequence_operands(outputs, inputs)
-    same_sums(clamped(operands, bound, True, "ieee", blocks), reference.products_clamped(outputs, inputs, bound, True))
-    same(norms(operands, bound, "ieee", blocks), reference.products_norms(outputs, inputs, bound))
+    way = geometry((40, 6, 3, 3), (1, 1), (1, 1), (1, 1))
+    outputs, inputs, bound = drawn(3, 40, 7, 5), drawn(3, 6, 7, 5, seed=1), bounds(40, 6, 3, 3)
+    operands = convolution_operands(outputs, inputs, way)
+    expected = reference.convolution_clamped(outputs, inputs, way, bound, True)
+    same_sums(clamped(operands, bound, True, "ieee", blocks), expected)
+    same(norms(operands, bound, "ieee", blocks), reference.convolution_norms(outputs, inputs, way, bound))
 
 
 def test_inputs_that_are_not_contiguous() -> None:

@@ -30,20 +30,23 @@ def test_cases_in_the_interpreter() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     passed = re.search(r"(\d+) passed", run.stdout)
     assert passed is not None
-    assert int(passed[1]) >= 110, run.stdout
+    assert int(passed[1]) >= 170, run.stdout
     assert "skipped" not in run.stdout
 
 
-def compiled(function: Any, known: dict[str, Any], ones: bool) -> None:
+def compiled(function: Any, known: dict[str, Any], ones: bool, **pointing: str) -> None:
     """For an H100 or H200; with sizes and strides that are all one, which the compiler treats apart, or all unknown."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    pointers = {"outputs", "inputs", "bound", "matrix", "sums", "squares", "found"}
+    pointers = {
+        "outputs", "inputs", "bound", "matrix", "sums", "squares", "found",
+        "values", "factor", "total", "result", "weights",
+    }  # fmt: skip
     free = [name for name in function.arg_names if name not in known]
     if ones:
-        known = known | {name: 1 for name in free if name not in pointers | {"examples", "each"}}
-    types = {name: "*fp64" if name == "found" else "*fp32" if name in pointers else "i32" for name in free}
+        known = known | {name: 1 for name in free if name not in pointers | {"examples", "each", "count"}}
+    types = {name: "*fp64" if name == "found" else "*fp32" if name in pointers else "i32" for name in free} | pointing
     signature = {name: "constexpr" if name in known else types[name] for name in function.arg_names}
     source = ASTSource(fn=function, signature=signature, constexprs=known)
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
@@ -51,12 +54,18 @@ def compiled(function: Any, known: dict[str, Any], ones: bool) -> None:
 
 @pytest.mark.parametrize("ones", [False, True])
 def test_the_compiler_takes_every_kind(ones: bool) -> None:
-    from adadp.gradients.kernels import triton_outer, triton_products
+    from adadp.gradients.kernels import triton_outer, triton_products, triton_rows
 
     compiled(triton_outer._outer, {"ALIGNED": 1, "EXAMPLES": 4, "MOMENTS": True, "ROWS": 16, "COLUMNS": 16}, ones)
     tile = {"PRECISION": "tf32", "ROWS": 16, "COLUMNS": 16, "PLACES": 16}
     plain = {f"{name}_{axis}": 1 for name in ("KERNEL", "STRIDE", "DILATION") for axis in "YX"}
-    for linear in (False, True):
-        padding = {"LINEAR": linear, "PADDING_Y": int(not linear), "PADDING_X": int(not linear)}
+    for pad in (0, 1):
+        padding = {"PADDING_Y": pad, "PADDING_X": pad}
         for kind in ({"CLAMPED": True, "MOMENTS": True, "SCALED": False}, {"CLAMPED": False, "SCALED": True}):
             compiled(triton_products._products, tile | plain | padding | {"MOMENTS": False} | kind, ones)
+    for flag in (False, True):
+        tall = {"ALIGNED": 4, "ROWS": 2, "COLUMNS": 64}
+        compiled(triton_rows._squares, tall | {"SCALED": flag}, ones)
+        for weights in ("*fp32", "*fp64", "*i1"):
+            compiled(triton_rows._weigh, tall | {"MULTIPLY": flag}, ones, weights=weights)
+        compiled(triton_rows._clamp, {"ALIGNED": 4, "EXAMPLES": 4, "MOMENTS": flag, "ENTRIES": 1024}, ones)

@@ -7,6 +7,11 @@
 | `products_clamped(outputs, inputs, bound, ...)`   | the same for sequences, g_n = sum_t b_nt a_nt^T                |
 | `products_norms(outputs, inputs, scale)`          | the squared norm of g_n * scale for each n; float64            |
 | `convolution_clamped`, `convolution_norms`        | the same two for a convolution's weight                        |
+| `dense_clamped(gradients, bound, moments)`,       | the same two for gradients [n, ...] that are stored            |
+| `dense_norms(gradients, scale)`                   |                                                                |
+| `row_norms(tensor)`                               | the norm of each row of a matrix; float64                      |
+| `weighted(tensor, weights)`                       | rows times their weight; zero where that is, even of NaN       |
+| `kept(tensor, weights)`                           | rows as they are where their weight is not zero, zero elsewhere |
 
 `reference` has all of them in plain torch. `numba` (CPU) and `triton` (CUDA) have what gains there; what one of them
 lacks is taken from the reference. `ADADP_KERNELS=reference` takes everything from there. Every version returns the same

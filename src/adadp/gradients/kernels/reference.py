@@ -37,6 +37,34 @@ def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None)
     return _norms(lambda part: outputs[part].mT @ inputs[part], len(outputs), outputs.shape[2] * inputs.shape[2], scale)
 
 
+def dense_clamped(gradients: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Sums over the gradients [n, *shape] of examples, bound of that shape."""
+    return _clamped(lambda part: gradients[part], len(gradients), bound, moments)
+
+
+def dense_norms(gradients: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Squared norms of gradients [n, ...], multiplied elementwise by `scale`; [n], float64."""
+    return _norms(lambda part: gradients[part], len(gradients), math.prod(gradients.shape[1:]), scale)
+
+
+def row_norms(tensor: Tensor) -> Tensor:
+    """Norms of the rows of a matrix; [rows], float64."""
+    measured: Tensor = torch.linalg.vector_norm(tensor, dim=1, dtype=torch.float64)
+    return measured
+
+
+def weighted(tensor: Tensor, weights: Tensor) -> Tensor:
+    """Rows of `tensor` [n, ...] times their weight [n]; zero where that is zero, whatever the row holds."""
+    spread = weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
+    return torch.where(spread != 0, tensor * spread, 0.0)
+
+
+def kept(tensor: Tensor, weights: Tensor) -> Tensor:
+    """Rows of `tensor` [n, ...] as they are where their weight [n] is not zero; zero elsewhere, whatever they hold."""
+    spread = weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
+    return torch.where(spread != 0, tensor, 0.0)
+
+
 def convolution_clamped(
     outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False
 ) -> Sums:

@@ -1,9 +1,8 @@
 """Each example's product of two matrices, clamped and summed or measured as it leaves the registers, in Triton.
 
-The gradient of example n is g_n = sum_p b_np a_np^T over places p: the tokens of a sequence, or where a convolution's
-kernel stops. A column of it is one channel of the input seen through one entry of the kernel; which input that is at
-which place is worked out while loading, so patches never exist in memory. A sequence is a convolution whose kernel has
-one entry.
+The gradient of example n is g_n = sum_p b_np a_np^T over the places p where a convolution's kernel stops. A column of
+it is one channel of the input seen through one entry of the kernel; which input that is at which place is worked out
+while loading, so patches never exist in memory.
 """
 
 from __future__ import annotations
@@ -49,24 +48,14 @@ class Operands(NamedTuple):
     places: int
     line: int  # places in a line
     size: tuple[int, int]  # of the input: lines, places in a line
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
 
     @property
     def empty(self) -> bool:
         return 0 in (self.examples, self.rows, self.columns, self.places)
-
-
-def sequence_operands(outputs: Tensor, inputs: Tensor) -> Operands:
-    """Of outputs [n, T, rows] and inputs [n, T, columns]."""
-    examples, places, rows = outputs.shape
-    example, place, channel = inputs.stride()
-    return Operands(
-        outputs, (outputs.stride(0), outputs.stride(2), outputs.stride(1)), inputs, (example, channel, 0, place),
-        examples, 1, rows, inputs.shape[2], places, places, (1, places),
-    )  # fmt: skip
 
 
 def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry) -> Operands:
@@ -144,7 +133,7 @@ def _launch(
         o.outputs, o.inputs, matrix, sums, squares, found,
         o.examples, each, o.groups, o.rows, o.columns, o.places, o.line, *o.size, *o.output_strides, *o.input_strides,
         *o.kernel, *o.stride, *o.padding, *o.dilation,
-        LINEAR=o.line == o.places, PRECISION=precision, **kind,
+        PRECISION=precision, **kind,
         ROWS=blocks.rows, COLUMNS=blocks.columns, PLACES=blocks.places,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
@@ -157,7 +146,7 @@ def _products(
     output_example, output_row, output_place, input_example, input_channel, input_y, input_x,
     KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     PADDING_Y: tl.constexpr, PADDING_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
-    LINEAR: tl.constexpr, PRECISION: tl.constexpr, CLAMPED: tl.constexpr, MOMENTS: tl.constexpr, SCALED: tl.constexpr,
+    PRECISION: tl.constexpr, CLAMPED: tl.constexpr, MOMENTS: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(columns, COLUMNS)
@@ -191,14 +180,9 @@ def _products(
                 mask=(row < rows)[:, None] & (place < places)[None, :],
                 other=0.0,
             )
-            if LINEAR:
-                y = tl.zeros_like(place)
-                x = place * STRIDE_X
-                corner = x * input_x
-            else:
-                y = place // line * STRIDE_Y
-                x = place % line * STRIDE_X
-                corner = y * input_y + x * input_x
+            y = place // line * STRIDE_Y
+            x = place % line * STRIDE_X
+            corner = y * input_y + x * input_x
             if PADDING_Y + PADDING_X > 0:
                 # Few comparisons, as each is made for every entry: what is left of the first is far right, unsigned.
                 at_x = tl.where(place < places, x, OUTSIDE)[:, None] + right_by[None, :]

@@ -11,27 +11,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from adadp.gradients.kernels import reference
+from adadp.gradients.kernels import reference, triton_rows
 from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.kernels.triton_outer import outer_clamped
-from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms, sequence_operands
+from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
+from adadp.gradients.kernels.triton_rows import dense_clamped, dense_norms, kept, products_norms, row_norms, weighted
 
 if TYPE_CHECKING:
     from adadp.gradients.convolution import Geometry
 
-__all__ = ["convolution_clamped", "convolution_norms", "outer_clamped", "products_clamped", "products_norms"]
+__all__ = [
+    "convolution_clamped", "convolution_norms", "dense_clamped", "dense_norms", "kept", "outer_clamped",
+    "products_clamped", "products_norms", "row_norms", "weighted",
+]  # fmt: skip
 
 
 def products_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
     """Sums over g_n = sum_t b_nt a_nt^T for b [n, T, rows], a [n, T, columns], bound [rows, columns]."""
     if outputs.shape[1] == 1:
         return outer_clamped(outputs[:, 0], inputs[:, 0], bound, moments)
-    return clamped(sequence_operands(outputs, inputs), bound, moments, _sequence_precision())
-
-
-def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Squared norms of `sum_t b_nt a_nt^T`, multiplied elementwise by `scale` [rows, columns]; [n], float64."""
-    return norms(sequence_operands(outputs, inputs), scale, _sequence_precision())
+    return triton_rows.products_clamped(outputs, inputs, bound, moments)
 
 
 def convolution_clamped(
@@ -48,10 +47,6 @@ def convolution_norms(outputs: Tensor, inputs: Tensor, geometry: Geometry, scale
     if len(geometry.kernel) > 2:
         return reference.convolution_norms(outputs, inputs, geometry, scale)
     return norms(convolution_operands(outputs, inputs, geometry), scale, _convolution_precision())
-
-
-def _sequence_precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def _convolution_precision() -> str:

@@ -1,0 +1,265 @@
+"""Single passes over tensors [n, ...] that exist, a row for each example, in Triton.
+
+Sequences' gradients are made for a few examples at a time by torch's own product, into a buffer that stays in the
+device's second-level cache: there these passes find them, and memory never sees them. Nothing is read back, and what is
+launched depends on shapes alone, so calls may be recorded in a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from adadp.gradients.kernels.reference import Sums
+
+TILE = 4096  # entries that a program of four warps reads at once
+CLAMPED_TILE = 1024  # entries whose sums, squares and bounds a program keeps
+UNROLLED = 4  # examples whose entries are loaded at once
+PROGRAMS = 8  # of four warps, that a multiprocessor should have for memory to be busy
+CACHE_BYTES = 50 * 2**20  # of an H100 or H200, for where no device can be asked
+
+
+def products_clamped(
+    outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, room: int | None = None
+) -> Sums:
+    """Sums over g_n = sum_t b_nt a_nt^T for b [n, T, rows], a [n, T, columns], bound [rows, columns].
+
+    `room` is how many bytes of products exist at a time.
+    """
+    few = _few(outputs, inputs, room)
+    sums = _Sums(bound, min(few, len(outputs)), moments)
+    for _, products in _products(outputs, inputs, few):
+        sums.add(products)
+    return sums.result()
+
+
+def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None, room: int | None = None) -> Tensor:
+    """Squared norms of `sum_t b_nt a_nt^T`, multiplied elementwise by `scale` [rows, columns]; [n], float64."""
+    few = _few(outputs, inputs, room)
+    found = _pieces(len(outputs), outputs.shape[2] * inputs.shape[2], outputs.device)
+    for part, products in _products(outputs, inputs, few):
+        _square(products, scale, found[part])
+    return _total(found)
+
+
+def dense_clamped(gradients: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Sums over the gradients [n, *shape] of examples, bound of that shape."""
+    sums = _Sums(bound, len(gradients), moments)
+    sums.add(gradients)
+    return sums.result()
+
+
+def dense_norms(gradients: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Squared norms of gradients [n, ...], multiplied elementwise by `scale`; [n], float64.
+
+    Squares are added in float64, where none of them overflows or vanishes (relative error below 2^-40). An entry that
+    is not finite makes the norm so.
+    """
+    found = _pieces(len(gradients), math.prod(gradients.shape[1:]), gradients.device)
+    _square(gradients, scale, found)
+    return _total(found)
+
+
+def row_norms(tensor: Tensor) -> Tensor:
+    """Norms of the rows of a matrix; [rows], float64, as exact as `dense_norms`."""
+    return dense_norms(tensor).sqrt()
+
+
+def weighted(tensor: Tensor, weights: Tensor) -> Tensor:
+    """Rows of `tensor` [n, ...] times their weight [n]; zero where that is zero, whatever the row holds."""
+    return _weight(tensor, weights, multiply=True)
+
+
+def kept(tensor: Tensor, weights: Tensor) -> Tensor:
+    """Rows of `tensor` [n, ...] as they are where their weight [n] is not zero; zero elsewhere, whatever they hold."""
+    return _weight(tensor, weights, multiply=False)
+
+
+# ---- a few examples at a time ---------------------------------------------------------------------------------------
+
+
+def _few(outputs: Tensor, inputs: Tensor, room: int | None) -> int:
+    """How many examples' products stay in the cache: half of it is theirs, the factors come through the rest."""
+    if room is None:
+        device = outputs.device
+        cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else CACHE_BYTES
+        room = cache // 2
+    return max(1, room // max(1, 4 * outputs.shape[2] * inputs.shape[2]))
+
+
+def _products(outputs: Tensor, inputs: Tensor, few: int) -> Iterator[tuple[slice, Tensor]]:
+    """Products [some, rows, columns] of the examples in order, each time in the same memory."""
+    count = len(outputs)
+    buffer = outputs.new_empty(min(few, count), outputs.shape[2], inputs.shape[2])
+    for start in range(0, count, few):
+        part = slice(start, min(start + few, count))
+        yield part, torch.bmm(outputs[part].mT, inputs[part], out=buffer[: part.stop - start])
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """[n, entries], a row's entries side by side."""
+    rows = tensor.flatten(1) if tensor.ndim > 1 else tensor.unsqueeze(1)
+    return rows if rows.shape[1] == 1 or rows.stride(1) == 1 else rows.contiguous()
+
+
+def _aligned(*sizes: int) -> int:
+    """A common divisor up to 16: the compiler sees by itself what is a multiple of 16, not of 4."""
+    return math.gcd(16, *sizes)
+
+
+# ---- squared norms --------------------------------------------------------------------------------------------------
+
+
+def _pieces(count: int, length: int, device: torch.device) -> Tensor:
+    """Room for the sum of squares of each tile of each row."""
+    return torch.empty(count, triton.cdiv(length, TILE), dtype=torch.float64, device=device)
+
+
+def _total(pieces: Tensor) -> Tensor:
+    return pieces[:, 0] if pieces.shape[1] == 1 else pieces.sum(1)
+
+
+def _square(tensor: Tensor, scale: Tensor | None, found: Tensor) -> None:
+    rows = _rows(tensor)
+    count, length = rows.shape
+    if count * length == 0:
+        return
+    columns = min(TILE, triton.next_power_of_2(length))
+    height = min(TILE // columns, triton.next_power_of_2(count))
+    aligned = _aligned(length, rows.stride(0))
+    factor = rows if scale is None else scale.contiguous()
+    _squares[(triton.cdiv(count, height) * found.shape[1],)](
+        rows, factor, found, count, length // aligned, rows.stride(0) // aligned,
+        ALIGNED=aligned, SCALED=scale is not None, ROWS=height, COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count"])  # lots vary: one kernel for all of them
+def _squares(
+    values, factor, found, count, length, stride,
+    ALIGNED: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    length *= ALIGNED
+    stride *= ALIGNED
+    across = tl.cdiv(length, COLUMNS)
+    row = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < count)[:, None] & (column < length)[None, :]
+    value = tl.load(values + (row.to(tl.int64) * stride)[:, None] + column[None, :], mask=inside, other=0.0)
+    if SCALED:
+        value = value * tl.load(factor + column, mask=column < length, other=0.0)[None, :]
+    exact = value.to(tl.float64)
+    place = row.to(tl.int64) * across + tl.program_id(0) % across
+    tl.store(found + place, tl.sum(exact * exact, 1), mask=row < count)
+
+
+# ---- clamped sums ---------------------------------------------------------------------------------------------------
+
+
+class _Sums:
+    """Clamped sums, and moments, of gradients that come some examples at a time; at most `most` of them.
+
+    A program owns some coordinates and some of the examples; small layers, of few coordinates, have several programs
+    for each. What those found is added up at the end, always in the same order.
+    """
+
+    def __init__(self, bound: Tensor, most: int, moments: bool) -> None:
+        self.bound = bound.contiguous()
+        tiles = triton.cdiv(bound.numel(), CLAMPED_TILE)
+        cuda = bound.device.type == "cuda"
+        units = torch.cuda.get_device_properties(bound.device).multi_processor_count if cuda else 132
+        wanted = max(1, PROGRAMS * units // max(1, tiles))
+        self.splits = max(1, min(wanted, most // (2 * UNROLLED)))
+        self.total = bound.new_zeros(self.splits, *bound.shape)
+        self.squares = torch.zeros_like(self.total) if moments else None
+
+    def add(self, gradients: Tensor) -> None:
+        rows = _rows(gradients)
+        count, length = rows.shape
+        if count * length == 0:
+            return
+        aligned = _aligned(length, rows.stride(0))
+        _clamp[(triton.cdiv(length, CLAMPED_TILE) * self.splits,)](
+            rows, self.bound, self.total, self.total if self.squares is None else self.squares,
+            count, triton.cdiv(count, self.splits), length // aligned, rows.stride(0) // aligned,
+            ALIGNED=aligned, EXAMPLES=UNROLLED, MOMENTS=self.squares is not None, ENTRIES=CLAMPED_TILE, num_warps=4,
+        )  # fmt: skip
+
+    def result(self) -> Sums:
+        return self._whole(self.total), None if self.squares is None else self._whole(self.squares)
+
+    def _whole(self, sums: Tensor) -> Tensor:
+        return sums[0] if self.splits == 1 else sums.sum(0)
+
+
+@triton.jit(do_not_specialize=["count", "each"])
+def _clamp(
+    values, bound, total, squares, count, each, length, stride,
+    ALIGNED: tl.constexpr, EXAMPLES: tl.constexpr, MOMENTS: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    length *= ALIGNED
+    stride *= ALIGNED
+    tiles = tl.cdiv(length, ENTRIES)
+    split = tl.program_id(0) // tiles
+    entry = tl.program_id(0) % tiles * ENTRIES + tl.arange(0, ENTRIES)
+    inside = entry < length
+    place = split.to(tl.int64) * length + entry
+    limit = tl.load(bound + entry, mask=inside, other=0.0)
+    sums = tl.load(total + place, mask=inside, other=0.0)
+    if MOMENTS:
+        moments = tl.load(squares + place, mask=inside, other=0.0)
+    for row in tl.range(split * each, tl.minimum(split * each + each, count), loop_unroll_factor=EXAMPLES):
+        value = tl.load(values + tl.cast(row, tl.int64) * stride + entry, mask=inside, other=0.0)
+        value = tl.where(value == value, value, 0.0)
+        sums += tl.clamp(value, -limit, limit)
+        if MOMENTS:
+            moments += value * value
+    tl.store(total + place, sums, mask=inside)
+    if MOMENTS:
+        tl.store(squares + place, moments, mask=inside)
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+def _weight(tensor: Tensor, weights: Tensor, multiply: bool) -> Tensor:
+    rows = _rows(tensor)
+    count, length = rows.shape
+    result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if result.numel() == 0:
+        return result
+    columns = min(TILE, triton.next_power_of_2(length))
+    height = min(TILE // columns, triton.next_power_of_2(count))
+    aligned = _aligned(length, rows.stride(0))
+    _weigh[(triton.cdiv(count, height) * triton.cdiv(length, columns),)](
+        rows, weights.contiguous(), result, count, length // aligned, rows.stride(0) // aligned,
+        ALIGNED=aligned, MULTIPLY=multiply, ROWS=height, COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
+    return result
+
+
+@triton.jit(do_not_specialize=["count"])
+def _weigh(
+    values, weights, result, count, length, stride,
+    ALIGNED: tl.constexpr, MULTIPLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    length *= ALIGNED
+    stride *= ALIGNED
+    across = tl.cdiv(length, COLUMNS)
+    row = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < count)[:, None] & (column < length)[None, :]
+    weight = tl.load(weights + row, mask=row < count, other=0).to(tl.float32)
+    wide = row.to(tl.int64)
+    # What has no weight is not even read.
+    value = tl.load(
+        values + (wide * stride)[:, None] + column[None, :], mask=inside & (weight != 0)[:, None], other=0.0
+    )
+    if MULTIPLY:
+        value = tl.where((weight != 0)[:, None], value * weight[:, None], 0.0)
+    tl.store(result + (wide * length)[:, None] + column[None, :], value, mask=inside)
