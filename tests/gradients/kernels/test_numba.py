@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import math
 import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from adadp.gradients.convolution import Geometry
 from adadp.gradients.kernels import reference
+from adadp.gradients.kernels import threads as threads_of_torch
 
 pytest.importorskip("numba")
 from adadp.gradients.kernels import with_numba
@@ -140,6 +143,18 @@ def test_values_that_are_not_finite() -> None:
                 assert not squares.isnan().any()
 
 
+def test_what_does_not_fit_is_refused() -> None:
+    """A loop knows addresses alone, so that it would read and write past the end."""
+    with pytest.raises(ValueError, match="bound"):
+        with_numba.outer_clamped(torch.ones(2, 3), torch.ones(2, 4), torch.ones(3, 3))
+    with pytest.raises(ValueError, match="outputs"):
+        with_numba.outer_clamped(torch.ones(2, 3), torch.ones(3, 4), torch.ones(3, 4))
+    with pytest.raises(ValueError, match="bound"):
+        with_numba.products_clamped(torch.ones(2, 5, 3), torch.ones(2, 5, 4), torch.ones(3, 3))
+    with pytest.raises(TypeError, match="bfloat16"):
+        with_numba.outer_clamped(torch.ones(2, 3).bfloat16(), torch.ones(2, 4), torch.ones(3, 4))
+
+
 def same_bits(make: Callable[[], tuple[Tensor, Tensor | None]], expected: tuple[Tensor, Tensor | None]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(make(), expected, strict=True) if a is not None and b is not None)
 
@@ -164,18 +179,28 @@ def test_same_bits_on_one_thread_and_on_two_and_from_two_callers_at_once() -> No
         torch.set_num_threads(before)
 
 
-def test_the_users_own_number_of_numba_threads_is_left_alone() -> None:
-    import numba
-
-    before, torch_before = numba.get_num_threads(), torch.get_num_threads()
-    numba.set_num_threads(1)
+def test_where_torchs_threads_cannot_be_reached_one_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, before = _example(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(threads_of_torch, "_entry", lambda: None)
     try:
-        torch.set_num_threads(2)
-        _example()
-        assert numba.get_num_threads() == 1
+        assert same_bits(_example, expected)
     finally:
-        numba.set_num_threads(before)
-        torch.set_num_threads(torch_before)
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how torch's threads are reached elsewhere is not known")
+def test_two_threads_are_two() -> None:
+    """Each caller of the function leaves a mark: as many as torch has threads."""
+    marks: list[int] = []
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: marks.append(threading.get_native_id()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        threads_of_torch.in_parallel(ctypes.cast(function, ctypes.c_void_p).value or 0, 0)
+    finally:
+        torch.set_num_threads(before)
+    assert len(marks) == len(set(marks)) == 2
 
 
 def _in_a_child(sender: multiprocessing.connection.Connection) -> None:  # type: ignore[name-defined]
