@@ -224,3 +224,64 @@ def test_autocast_changes_no_more_than_without_privacy() -> None:
         exact, rough = moved(private, False), moved(private, True)
         changed[private] = float((rough - exact).norm() / exact.norm())
     assert 0 < changed[True] < 2 * changed[False] + 0.01
+
+
+class Sequence(nn.Module):
+    """Tokens, a convolution over them, and places where they cancel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix, self.head = nn.Conv1d(24, 40, 3, padding=1), nn.Linear(40, 48), nn.Linear(48, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.conv(x.mT).mT
+        return self.head(self.mix(tokens).tanh()).mean(1)
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+@pytest.mark.parametrize("name", ["flat", "rowcolumn", "diagonal", "Kronecker"])
+def test_one_example_adds_no_more_than_the_bound(name: str, precision: str) -> None:
+    """Also where products are cut to ten bits, and where tokens cancel each other."""
+    made: dict[str, Callable[[], Clipping]] = {
+        "flat": lambda: Flat(0.5),
+        "rowcolumn": lambda: Ellipsoid(0.5, shape=Kronecker(rank=0), source=Probe(_tokens, count=32)),
+        "diagonal": lambda: Ellipsoid(0.5, shape=Diagonal(), source=Probe(_tokens, count=32)),
+        "Kronecker": lambda: Ellipsoid(0.5, shape=Kronecker(rank=4), source=Probe(_tokens, count=32)),
+    }
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision == "high"
+    largest = 0.0
+    try:
+        torch.manual_seed(0)
+        model = Sequence().cuda()
+        examples = torch.randn(64, 200, 24)
+        examples[16:32, 100:] = examples[16:32, :100] * (1 + 1e-5 * torch.randn(16, 100, 1))
+        examples[32:] *= torch.logspace(-12, 4, 32)[:, None, None]
+        data = TensorDataset(examples.cuda(), (torch.arange(64) % 10).cuda())
+        _, private, loader = PrivacyEngine(seed=1).make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+            data_loader=DataLoader(data, batch_size=1), noise_multiplier=1e-9, clipping=made[name](),
+            sampling="shuffle", pad_lots=True,
+        )  # fmt: skip
+        sums: list[Tensor] = []
+        step = private._step
+        complete = step.clipping.complete
+        step.clipping.complete = lambda given: (  # type: ignore[method-assign]
+            sums.append(torch.cat([value.double().flatten() for value in given.values()]).norm()), complete(given)
+        )[1]
+        for x, y in loader:
+            private.zero_grad()
+            (1e3 * nn.functional.cross_entropy(model(x), y)).backward()
+            private.step()
+        found = torch.stack(sums)
+        largest = float(found.max())
+        assert (found <= 0.5).all()
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert largest > 0.4
+
+
+def _tokens(count: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(count, 200, 24, generator=generator)

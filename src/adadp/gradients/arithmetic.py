@@ -25,8 +25,10 @@ def unit_roundoff(tensor: Tensor) -> float:
     """Largest relative error of one multiplication in a matrix product of `tensor`, hardware modes included."""
     if tensor.dtype == torch.float64:
         return 2.0**-53
-    tf32 = tensor.is_cuda and torch.get_float32_matmul_precision() != "highest"
-    return 2.0**-10 if tf32 else 2.0**-24
+    return TF32 if tensor.is_cuda and torch.get_float32_matmul_precision() != "highest" else 2.0**-24
+
+
+TF32 = 2.0**-9  # each factor keeps ten bits after its first; the hardware cuts the others off, it does not round
 
 
 def largest_number(tensor: Tensor) -> float:
@@ -39,7 +41,19 @@ def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
     keep = None if keep is None else only_if_some_are_not(keep)
     if keep is None:
         return tensor
+    if tensor.is_cuda:
+        made: Tensor = kernel("kept", tensor)(tensor, keep.to(tensor.dtype))
+        return made
     return torch.where(keep.view(-1, *[1] * (tensor.ndim - 1)), tensor, 0.0)
+
+
+def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None) -> Tensor:
+    """Examples times their weights [n]; those that are not kept are exactly zero, as with `drop`."""
+    if tensor.is_cuda:
+        weights = weights if keep is None else torch.where(keep, weights, 0.0)
+        made: Tensor = kernel("weighted", tensor)(tensor, weights.to(tensor.dtype))
+        return made
+    return drop(tensor, keep) * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
 
 
 def only_if_some_are_not(keep: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from adadp.gradients.arithmetic import (
+    TF32,
     accumulation_dtype,
     bounded_factors,
     drop,
@@ -20,6 +21,7 @@ from adadp.gradients.arithmetic import (
     norms,
     squares,
     unit_roundoff,
+    weighted,
 )
 from adadp.gradients.factors import Factor
 from adadp.gradients.kernels import kernel
@@ -30,6 +32,7 @@ from adadp.gradients.per_example import (
     Dense,
     PerExample,
     Recomputed,
+    Scaled,
     between,
     fits,
     stored_or_recomputed,
@@ -114,7 +117,8 @@ class Convolution(PerExample):
 
     @property
     def _keeps(self) -> bool:
-        return fits(self.count, self.shape, self.outputs.element_size())
+        # On a GPU a kernel measures them without making them, and the ordinary weight gradient sums them.
+        return not self.outputs.is_cuda and fits(self.count, self.shape, self.outputs.element_size())
 
     @cached_property
     def _stored(self) -> Dense:
@@ -124,17 +128,33 @@ class Convolution(PerExample):
     def _squared_norms(self) -> Tensor:
         if self._keeps:
             return self._stored.squared_norms()
+        if self.outputs.is_cuda:
+            return self._measured(None)
         measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
-        # The norm is taken of one product, the sum is another: the rounding of both is at most a multiple of
-        # sum_t |a_t| |b_t| over places t, and an input is seen from at most as many places as the kernel is large.
+        return bounded_factors((measured + self._rounding).square(), *self._factor_norms)
+
+    def _measured(self, scale: Tensor | None) -> Tensor:
+        """Squared norms of gradients multiplied elementwise by `scale`, by a kernel that does not keep them; [n]."""
+        squared: Tensor = kernel("convolution_norms", self.outputs)(self.outputs, self.inputs, self.geometry, scale)
+        rounding = self._rounding if scale is None else self._rounding * scale.abs().amax().double()
+        return bounded_factors((squared.sqrt() * (1 + 2.0**-22) + rounding).square(), *self._factor_norms)
+
+    @property
+    def _rounding(self) -> Tensor:
+        """How far a weighted sum may be from the gradients that were measured; [n].
+
+        The norm is taken of one product, the sum is another. Multiplications err by a multiple of sum_t |a_t| |b_t|
+        over places t each, additions, which are in the full precision, by one that grows with their number. An input is
+        seen from at most as many places as the kernel is large.
+        """
         inputs, outputs = self._factor_norms
         reach = inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
-        roundoff = unit_roundoff(self.outputs)
-        if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
-            roundoff = 2.0**-10
         places = math.prod(self.outputs.shape[2:])
-        bound = (measured + (8 + math.sqrt(places)) * 2 * roundoff * reach).square()
-        return bounded_factors(bound, inputs, outputs)
+        added = (8 + math.sqrt(places)) * 2 * (2.0**-53 if self.outputs.dtype == torch.float64 else 2.0**-24)
+        multiplied = unit_roundoff(self.outputs)
+        if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
+            multiplied = TF32
+        return (added + 2 * multiplied) * reach
 
     @cached_property
     def _factor_norms(self) -> tuple[Tensor, Tensor]:
@@ -147,8 +167,7 @@ class Convolution(PerExample):
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         if self._keeps:
             return self._stored.weighted_sum(weights, keep)
-        outputs = drop(self.outputs, keep) * weights.to(self.outputs.dtype).view(-1, *[1] * (self.outputs.ndim - 1))
-        return self.geometry.weight_gradient(drop(self.inputs, keep), outputs)
+        return self.geometry.weight_gradient(drop(self.inputs, keep), weighted(self.outputs, weights, keep))
 
     def dense(self, examples: slice) -> Tensor:
         return self.geometry.per_example(self.inputs[examples], self.outputs[examples])
@@ -167,9 +186,14 @@ class Convolution(PerExample):
 
     def scaled(self, scale: Tensor) -> PerExample:
         factor = scale.to(self.outputs.dtype)
+        if self.outputs.is_cuda:
+            return Scaled(self, factor, lambda: self._measured(factor.reshape(self.shape)), self.weighted_sum)
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        scale = left.times_columns(right, *self.matrix)
+        if self.outputs.is_cuda and scale is not None:
+            return self.scaled(scale.reshape(self.shape))
         if self.geometry.groups > 1:
             kept = self._stored if self._keeps else Recomputed(self.dense, self.count, self.shape)
             return kept.sandwiched(left, right)

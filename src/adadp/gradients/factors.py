@@ -37,6 +37,17 @@ class Factor(ABC):
     def matrix(self, size: int, like: Tensor) -> Tensor:
         """F itself."""
 
+    def times_columns(self, right: Factor, rows: int, columns: int) -> Tensor | None:
+        """The matrix [rows, columns] that L g R multiplies g by elementwise, where it does only that."""
+        sides = (self, rows), (right, columns)
+        if not all(isinstance(side, Identity | DiagonalFactor) for side, _ in sides):
+            return None
+        down, across = (side.values if isinstance(side, DiagonalFactor) else None for side, _ in sides)
+        if down is None or across is None:
+            only = down if across is None else across
+            return None if only is None else (only[:, None] if across is None else only[None]).expand(rows, columns)
+        return down[:, None] * across[None]
+
     @abstractmethod
     def norms(self, tensor: Tensor, lengths: Tensor) -> Tensor:
         """Upper bounds on the L2 norms of the exact `tensor @ F` for each of n examples, [n], float64.

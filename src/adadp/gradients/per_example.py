@@ -240,6 +240,44 @@ class Sandwiched(PerExample):
         )
 
 
+class Scaled(PerExample):
+    """Gradients multiplied elementwise by one tensor, not made: they are measured as products are, and summed first.
+
+    `measure` gives upper bounds on the squared norms, [n]; `add` the weighted sum of what is not multiplied yet.
+    """
+
+    def __init__(
+        self,
+        form: PerExample,
+        scale: Tensor,
+        measure: Callable[[], Tensor],
+        add: Callable[[Tensor, Tensor | None], Tensor],
+    ) -> None:
+        self.form, self.scale, self._measure, self._add = form, scale, measure, add
+        self.count, self.shape = form.count, form.shape
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        return self._measure()
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        return self._add(weights, keep) * self.scale.reshape(self.shape)
+
+    def dense(self, examples: slice) -> Tensor:
+        return self.form.dense(examples) * self.scale.reshape(self.shape)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        return self.form.scaled(self.scale.reshape(self.shape) * scale.to(self.scale.dtype))
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        return stored_or_recomputed(
+            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
+        )
+
+
 class Recomputed(PerExample):
     """Gradients that are made anew, a chunk of examples at a time, whenever they are needed: too many to store.
 
