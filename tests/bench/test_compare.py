@@ -113,7 +113,7 @@ def test_a_replayed_step_is_measured_with_what_it_takes_to_record_it_anew(monkey
         def unrecorded() -> None:
             torch.ones(2**20)
 
-        return Step(run, refresh, 7, unsettled=3, unrecorded=unrecorded)
+        return Step(run, lambda: None, refresh, 7, unsettled=3, unrecorded=unrecorded)
 
     monkeypatch.setitem(METHODS, "adadp-replayed", Method(recorded, ("ellipsoid-diagonal",)))
     found = quick(["mlp"], ["sgd"], ["ellipsoid-diagonal"]).rows[-1]
@@ -136,7 +136,7 @@ def test_a_failing_method_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate everything")
             step.run()
 
-        return Step(run)
+        return Step(run, step.clear)
 
     monkeypatch.setitem(METHODS, "refuses", Method(refuses, ("flat",), "sgd"))
     monkeypatch.setitem(METHODS, "runs-out", Method(runs_out, ("flat",), "sgd"))
@@ -277,13 +277,14 @@ def test_rounds_end_early_but_not_before_five() -> None:
 
 
 def test_peak_is_what_a_step_holds_beyond_what_was_held_before() -> None:
-    kept = [torch.zeros(0)]
+    gradients: list[torch.Tensor] = []
 
     def step() -> None:
-        kept[0] = torch.zeros(0)  # what the step before left is given back first, as `zero_grad` does
+        gradients.clear()
         large = torch.ones(3 * 2**18)
-        small = torch.ones(2**18)
+        gradients.append(torch.ones(2**18))
         del large
-        kept[0] = small
+        gradients.append(torch.ones(2**18))
 
-    assert clock.peak_mib(step, "cpu") == pytest.approx(3.0, abs=0.05)  # 4 MiB at once, less 1 MiB that was there
+    # What is left for the next step is this one's, not something that was there before it.
+    assert clock.peak_mib(step, gradients.clear, "cpu") == pytest.approx(4.0, abs=0.05)

@@ -44,9 +44,13 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def peak_mib(step: Callable[[], None], device: str) -> float:
-    """MiB of tensors above what is held before the step, at its highest."""
+def peak_mib(step: Callable[[], None], clear: Callable[[], None], device: str) -> float:
+    """MiB of tensors at the step's highest, above what is held before it when gradients of the last are given back.
+
+    Else whoever leaves most behind for the next step would seem to need least.
+    """
     if device.startswith("cuda"):
+        clear()
         wait(device)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -54,9 +58,10 @@ def peak_mib(step: Callable[[], None], device: str) -> float:
         wait(device)
         return float(torch.cuda.max_memory_allocated() - before) / 2**20
     # Every allocation and release of a tensor, as the profiler saw them: the most that was held at once in the second
-    # of two steps. What the first one leaves behind is known by then, so that its release counts.
+    # of two steps. It knows what the first one left behind, so that releasing it counts.
     with _silent(), torch.profiler.profile(activities=[_CPU], profile_memory=True) as profiled:
         step()
+        clear()
         with torch.profiler.record_function(_MARK):
             step()
     assert profiled.profiler is not None

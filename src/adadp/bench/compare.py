@@ -90,7 +90,11 @@ class Contender:
     def peak_mib(self, device: str) -> float | None:
         """The memory of one step."""
         found: list[float] = []
-        self._guarded(lambda: found.append(peak_mib(self.step.unrecorded or self.step.run, device)))
+
+        def work() -> None:
+            found.append(peak_mib(self.step.unrecorded or self.step.run, self.step.clear, device))
+
+        self._guarded(work)
         return found[0] if found else None
 
     def _guarded(self, work: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ RATE = 1e-6
 
 @dataclass(frozen=True)
 class Step:
-    """A whole training step, from `zero_grad` to the optimizer's.
+    """A whole training step, from `zero_grad` to the optimizer's. `clear` is its `zero_grad` alone.
 
     `refresh` makes the next run learn its shape anew from `probes` examples, which makes it and perhaps runs after it
     (`unsettled` in all) longer; None where there is no shape. A step that is replayed from a recording, whose memory is
@@ -46,6 +46,7 @@ class Step:
     """
 
     run: Callable[[], None]
+    clear: Callable[[], None]
     refresh: Callable[[], None] | None = None
     probes: int | None = None
     unsettled: int = 1
@@ -85,7 +86,7 @@ def plain(task: Task) -> Step:
         task.loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return Step(run)
+    return Step(run, optimizer.zero_grad)
 
 
 def plain_replayed(task: Task) -> Step:
@@ -96,7 +97,7 @@ def plain_replayed(task: Task) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ordinary.run()
-    return Step(graph.replay, unrecorded=ordinary.run)
+    return Step(graph.replay, ordinary.clear, unrecorded=ordinary.run)
 
 
 def private(task: Task, replayed: bool = False) -> Step:
@@ -138,14 +139,14 @@ def private(task: Task, replayed: bool = False) -> Step:
             raise RuntimeError("the box is not on, so that this would be the time of flat clipping")
     unrecorded = ordinarily if replayed else None
     if not isinstance(clipping, Ellipsoid):
-        return Step(run, unrecorded=unrecorded)
+        return Step(run, optimizer.zero_grad, unrecorded=unrecorded)
     source = clipping.source
     assert isinstance(source, Probe)
 
     def refresh() -> None:
         source.step = -1  # the first lot of a source is one with a refresh, and no other comes by itself
 
-    return Step(run, refresh, source.count, 1 + WARM_UP if replayed else 1, unrecorded)
+    return Step(run, optimizer.zero_grad, refresh, source.count, 1 + WARM_UP if replayed else 1, unrecorded)
 
 
 def _clipping(task: Task) -> Clipping:
@@ -194,7 +195,7 @@ def opacus(mode: str, task: Task) -> Step:
         criterion(module(task.inputs), task.targets).backward()
         optimizer.step()
 
-    return Step(run)
+    return Step(run, optimizer.zero_grad)
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ def _table(title: str, heading: list[str], rows: list[list[str]]) -> Any:
 
     table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0), title_style="bold")
     for place, name in enumerate(heading):
-        table.add_column(escape(name), justify="right" if 1 < place < 6 else "left", header_style="dim")
+        side: Any = "right" if 0 < place < 5 else "left"
+        table.add_column(escape(name), justify=side, header_style="dim", no_wrap=place < 5)
     for row in rows:
         table.add_row(*map(escape, row))
     return table
