@@ -43,14 +43,24 @@ class _Call:
     recomputed: bool  # made while a backward pass was running
 
 
-@dataclass(frozen=True)
 class _Record:
-    """A call that a backward pass came through."""
+    """A call that a backward pass came through: what came, or what was made of it at once."""
 
-    call: _Call
-    saved: tuple[Tensor, ...]
-    gradients: tuple[Tensor, ...]
-    backward: int  # torch's number of that pass
+    def __init__(self, call: _Call, saved: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+        self.call = call
+        self.backward = _backward_pass()  # torch's number of that pass
+        self._parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = (saved, gradients)
+        self._forms: Mapping[str, PerExample] = {}
+        if call.layer.small:
+            self._forms, self._parts = self.forms(), None
+
+    def forms(self) -> Mapping[str, PerExample]:
+        """The per-example gradients, by the module's own names."""
+        if self._parts is None:
+            return self._forms
+        call, (saved, gradients) = self.call, self._parts
+        with exact_arithmetic():
+            return call.layer.per_example(call.module, call.context, saved, gradients, call.names.keys())
 
 
 def _backward_pass() -> int:
@@ -76,7 +86,7 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.call.staged.append(_Record(ctx.call, ctx.saved_tensors, gradients, _backward_pass()))
+        ctx.call.staged.append(_Record(ctx.call, ctx.saved_tensors, gradients))
         return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
 
 
@@ -355,8 +365,7 @@ class Capture:
         for record in records:
             call = record.call
             self._refuse_misplaced(call)
-            forms = call.layer.per_example(call.module, call.context, record.saved, record.gradients, call.names.keys())
-            for own, form in forms.items():
+            for own, form in record.forms().items():
                 if form.count != count:
                     raise UnsupportedModuleError(
                         f"{self.module_name(call.module)}: its input holds {form.count} examples where the "

@@ -41,6 +41,8 @@ class Layer(ABC):
 
     #: The layer answers for every module below its own as well; those are not watched.
     atomic: ClassVar[bool] = False
+    #: The gradients are small beside what they are made of, so they are made at once and that is let go.
+    small: ClassVar[bool] = False
     #: The methods that say what the module computes. A subclass that replaces one is unknown.
     defining: ClassVar[tuple[str, ...]] = ("forward",)
 

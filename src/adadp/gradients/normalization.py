@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -16,7 +16,9 @@ from adadp.gradients.per_example import Dense, PerExample
 
 
 class _Affine(Layer):
-    """y = normalised(x) * weight + bias: gradients are small, and kept."""
+    """y = normalised(x) * weight + bias: one number for each of an example's many."""
+
+    small: ClassVar[bool] = True
 
     def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         inputs = args[0] if args else kwargs["input"]
