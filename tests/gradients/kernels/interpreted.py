@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from adadp.gradients.convolution import Geometry
-from adadp.gradients.kernels import reference, triton_rows
+from adadp.gradients.kernels import reference, triton_products, triton_rows
 from adadp.gradients.kernels import with_triton as kernels
 from adadp.gradients.kernels.triton_products import Blocks, clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_splits import programs_per_tile
@@ -291,6 +291,23 @@ def test_convolution_of_what_is_not_finite_or_contiguous() -> None:
     assert not found[0].isnan().any()
     same_sums(found, reference.convolution_clamped(outputs, inputs, way, bound, True))
     assert not kernels.convolution_norms(outputs, inputs, way).isfinite().any()
+
+
+@pytest.mark.parametrize("each", [2, 3, 5, 8])
+@pytest.mark.parametrize("name", ["3x3", "uneven", "one place", "1d"])
+def test_convolution_of_examples_one_after_the_other(monkeypatch: pytest.MonkeyPatch, name: str, each: int) -> None:
+    """One that is not finite leaves nothing behind for the next in its program."""
+    monkeypatch.setattr(triton_products, "programs_per_tile", lambda tiles, n, *rest: (-(-n // each), each))
+    (_, *shape), way = CONVOLUTIONS[name]
+    outputs = drawn(5, *convolution(name)[0].shape[1:])
+    inputs, bound = drawn(5, *shape, seed=1), bounds(*way.weight)
+    outputs[2, 0].flatten()[0] = math.nan
+    found = kernels.convolution_clamped(outputs, inputs, way, bound, True)
+    same_sums(found, reference.convolution_clamped(outputs, inputs, way, bound, True))
+    for scale in (None, bound):
+        lengths, expected = (v.convolution_norms(outputs, inputs, way, scale) for v in (kernels, reference))
+        assert lengths.isfinite().tolist() == [True, True, False, True, True]
+        same(lengths[lengths.isfinite()], expected[expected.isfinite()])
 
 
 def test_the_same_bits_each_time() -> None:

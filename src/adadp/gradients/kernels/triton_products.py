@@ -7,6 +7,7 @@ while loading, so patches never exist in memory.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,10 +38,8 @@ class Blocks(NamedTuple):
 class Operands(NamedTuple):
     """The two factors of every example's gradient, and the way through them."""
 
-    outputs: Tensor  # addressed by example, group, row, place
-    output_strides: tuple[int, int, int]  # example, row, place
-    inputs: Tensor
-    input_strides: tuple[int, int, int, int]  # example, channel, line, place in line
+    outputs: Tensor  # [n, groups * rows, lines, places in a line], contiguous
+    inputs: Tensor  # [n, channels, *size], contiguous
     examples: int
     groups: int
     rows: int  # of each group
@@ -67,28 +66,33 @@ def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry) ->
         way = [(neutral, *values) for neutral, values in zip((1, 1, 0, 1), way, strict=True)]
     kernel, stride, padding, dilation = ((values[0], values[1]) for values in way)
     examples, rows, lines, line = outputs.shape
-    example, channel, y, x = inputs.stride()
     return Operands(
-        outputs, (outputs.stride(0), outputs.stride(1), 1), inputs, (example, channel, y, x),
+        outputs, inputs,
         examples, geometry.groups, rows // geometry.groups, inputs.shape[1] // geometry.groups * kernel[0] * kernel[1],
         lines * line, line, (inputs.shape[2], inputs.shape[3]), kernel, stride, padding, dilation,
     )  # fmt: skip
 
 
-def product_blocks(rows: int, columns: int, precision: str, moments: bool = False) -> Blocks:
-    """Tiles as large as their sums fit in registers: the larger, the less often factors are loaded."""
-    exact = precision == "ieee"  # on no matrix unit: factors are in registers as well
-    height = min(64 if exact else 128, max(16, triton.next_power_of_2(rows)))
-    width = min(64 if exact or moments else 128, max(16, triton.next_power_of_2(columns)))
-    return Blocks(height, width, 16 if exact else 32, 8 if height * width >= 64 * 128 else 4, 3)
+def product_blocks(rows: int, columns: int, precision: str) -> Blocks:
+    """Tiles whose products, sums, squares and bounds all fit in registers.
+
+    A row is loaded 16 bytes at a time and a column 4 at a time: tiles are higher than wide. On matrix units there are
+    8 warps and 4 stages of loads, as a convolution of small images waits for memory more than for arithmetic.
+    """
+    matrix = precision != "ieee" and rows > 32
+    height = min(128 if precision != "ieee" else 64, max(16, triton.next_power_of_2(rows)))
+    width = min(64 if matrix or precision == "ieee" else 128, max(16, triton.next_power_of_2(columns)))
+    if matrix and height * width >= 64 * 64:
+        return Blocks(height, width, 32, 8, 4)
+    return Blocks(height, width, 16 if precision == "ieee" else 32, 4, 3)
 
 
 def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, blocks: Blocks | None = None) -> Sums:
     """`sum_n clamp(g_n, +-bound)` and, with `moments`, `sum_n g_n^2`, each of `bound`'s shape."""
     if operands.empty:
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
-    blocks = blocks or product_blocks(operands.rows, operands.columns, precision, moments)
-    splits, each = _splits(operands, blocks, overhead=1)
+    blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
+    splits, each = _splits(operands, blocks)
     sums = torch.empty(splits, *bound.shape, dtype=bound.dtype, device=bound.device)
     squares = torch.empty_like(sums) if moments else sums
     _launch(operands, blocks, precision, splits, each, bound.contiguous(), sums, squares, sums,
@@ -106,7 +110,7 @@ def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Bloc
     if operands.empty:
         return torch.zeros(operands.examples, dtype=torch.float64, device=outputs.device)
     blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
-    splits, each = _splits(operands, blocks, overhead=0)
+    splits, each = _splits(operands, blocks)
     found = torch.empty(operands.examples, _tiles(operands, blocks), dtype=torch.float64, device=outputs.device)
     factor = outputs if scale is None else scale.contiguous()
     _launch(operands, blocks, precision, splits, each, factor, outputs, outputs, found,
@@ -119,9 +123,9 @@ def _tiles(operands: Operands, blocks: Blocks) -> int:
     return int(operands.groups * down * across)
 
 
-def _splits(operands: Operands, blocks: Blocks, overhead: int) -> tuple[int, int]:
+def _splits(operands: Operands, blocks: Blocks) -> tuple[int, int]:
     tiles = _tiles(operands, blocks)
-    return programs_per_tile(tiles, operands.examples, blocks.warps, overhead, 1, operands.outputs.device)
+    return programs_per_tile(tiles, operands.examples, blocks.warps, 1, 1, operands.outputs.device)
 
 
 def _launch(
@@ -131,7 +135,8 @@ def _launch(
     o: Any = operands
     _products[(_tiles(operands, blocks) * splits,)](
         o.outputs, o.inputs, matrix, sums, squares, found,
-        o.examples, each, o.groups, o.rows, o.columns, o.places, o.line, *o.size, *o.output_strides, *o.input_strides,
+        o.examples, each, o.groups, o.rows, o.columns, o.places, o.line, *o.size,
+        math.prod(o.outputs.shape[1:]), math.prod(o.inputs.shape[1:]), math.prod(o.size),
         *o.kernel, *o.stride, *o.padding, *o.dilation,
         PRECISION=precision, **kind,
         ROWS=blocks.rows, COLUMNS=blocks.columns, PLACES=blocks.places,
@@ -143,7 +148,7 @@ def _launch(
 def _products(
     outputs, inputs, matrix, sums, squares, found,
     examples, each, groups, rows, columns, places, line, height, width,
-    output_example, output_row, output_place, input_example, input_channel, input_y, input_x,
+    output_example, input_example, input_channel,
     KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     PADDING_Y: tl.constexpr, PADDING_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
     PRECISION: tl.constexpr, CLAMPED: tl.constexpr, MOMENTS: tl.constexpr, SCALED: tl.constexpr,
@@ -165,47 +170,51 @@ def _products(
     right_by = tl.where(column < columns, column % KERNEL_X * DILATION_X - PADDING_X, OUTSIDE)
     looks_at = (group * (columns // (KERNEL_Y * KERNEL_X)) + channel) * input_channel
     if KERNEL_Y * KERNEL_X > 1 or PADDING_Y + PADDING_X > 0:
-        looks_at += down_by * input_y + (column % KERNEL_X * DILATION_X - PADDING_X) * input_x
-    stands_at = (group * rows + row) * output_row
+        looks_at += down_by * width + (column % KERNEL_X * DILATION_X - PADDING_X)
+    stands_at = (group * rows + row) * places
+    if CLAMPED or SCALED:  # kept in registers: spreading it over threads as products are takes as long as a product
+        factor = tl.load(matrix + entry, mask=inside, other=0.0)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     square = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for example in range(split * each, tl.minimum(split * each + each, examples)):
-        output = outputs + tl.cast(example, tl.int64) * output_example
-        input = inputs + tl.cast(example, tl.int64) * input_example
-        product = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, places, PLACES):
-            place = start + tl.arange(0, PLACES)
-            left = tl.load(
-                output + (stands_at[:, None] + place[None, :] * output_place),
-                mask=(row < rows)[:, None] & (place < places)[None, :],
-                other=0.0,
-            )
-            y = place // line * STRIDE_Y
-            x = place % line * STRIDE_X
-            corner = y * input_y + x * input_x
-            if PADDING_Y + PADDING_X > 0:
-                # Few comparisons, as each is made for every entry: what is left of the first is far right, unsigned.
-                at_x = tl.where(place < places, x, OUTSIDE)[:, None] + right_by[None, :]
-                seen = at_x.to(tl.uint32, bitcast=True) < tl.cast(width, tl.uint32)
-                if PADDING_Y > 0:
-                    at_y = y[:, None] + down_by[None, :]
-                    seen = seen & (at_y.to(tl.uint32, bitcast=True) < tl.cast(height, tl.uint32))
-            else:
-                seen = (place < places)[:, None] & (column < columns)[None, :]
-            right = tl.load(input + (corner[:, None] + looks_at[None, :]), mask=seen, other=0.0)
-            product = tl.dot(left, right, product, input_precision=PRECISION)
-        if CLAMPED or SCALED:
-            factor = tl.load(matrix + entry, mask=inside, other=0.0)
-        if CLAMPED:
-            product = tl.where(product == product, product, 0.0)
-            total += tl.clamp(product, -factor, factor)
-            if MOMENTS:
-                square += product * product
+    product = tl.zeros([ROWS, COLUMNS], tl.float32)
+    # One loop over examples and their places, so that one example's are on their way while another's are multiplied.
+    steps = tl.cdiv(places, PLACES)
+    for step in range(split * each * steps, tl.minimum(split * each + each, examples) * steps):
+        example = tl.cast(step // steps, tl.int64)
+        start = step % steps * PLACES
+        place = start + tl.arange(0, PLACES)
+        left = tl.load(
+            outputs + example * output_example + (stands_at[:, None] + place[None, :]),
+            mask=(row < rows)[:, None] & (place < places)[None, :],
+            other=0.0,
+        )
+        y = place // line * STRIDE_Y
+        x = place % line * STRIDE_X
+        if PADDING_Y + PADDING_X > 0:
+            # Few comparisons, as each is made for every entry: what is left of the first is far right, unsigned.
+            at_x = tl.where(place < places, x, OUTSIDE)[:, None] + right_by[None, :]
+            seen = at_x.to(tl.uint32, bitcast=True) < tl.cast(width, tl.uint32)
+            if PADDING_Y > 0:
+                at_y = y[:, None] + down_by[None, :]
+                seen = seen & (at_y.to(tl.uint32, bitcast=True) < tl.cast(height, tl.uint32))
         else:
-            if SCALED:
-                product = product * factor
-            exact = tl.where(inside, product, 0.0).to(tl.float64)
-            tl.store(found + tl.cast(example, tl.int64) * tiles + tile, tl.sum(tl.sum(exact * exact, 1), 0))
+            seen = (place < places)[:, None] & (column < columns)[None, :]
+        corner = (y * width + x)[:, None]
+        right = tl.load(inputs + example * input_example + (corner + looks_at[None, :]), mask=seen, other=0.0)
+        product = tl.dot(left, right, product, input_precision=PRECISION)
+        if start + PLACES >= places:
+            if CLAMPED:
+                product = tl.where(product == product, product, 0.0)
+                # Clamped with the bounds as they are: their negatives would again have to be spread over threads.
+                total -= tl.minimum(-tl.minimum(product, factor), factor)
+                if MOMENTS:
+                    square += product * product
+            else:
+                if SCALED:
+                    product = product * factor
+                exact = tl.where(inside, product, 0.0).to(tl.float64)
+                tl.store(found + example * tiles + tile, tl.sum(tl.sum(exact * exact, 1), 0))
+            product = tl.zeros([ROWS, COLUMNS], tl.float32)
     if CLAMPED:
         start = split.to(tl.int64) * groups * rows * columns
         tl.store(sums + start + entry, total, mask=inside)
