@@ -75,7 +75,7 @@ def test_pages_are_made_of_the_files(tmp_path: Path) -> None:
     assert {Path(line).name for line in shown.splitlines()} == {"tables.md", *names}
     page = (tmp_path / "tables.md").read_text()
     assert "| adadp flat | 12.34x" in page
-    assert "- mlp, adadp flat: time 12.34x of 1.20x" in page
+    assert "- mlp, adadp flat: time 12.340x of 1.200x" in page
     assert "- mlp, adadp ellipsoid-diagonal: out of memory" in page
     for name in names:
         assert (tmp_path / name).is_file()

@@ -79,4 +79,4 @@ def _ticks(axis: Axes, sizes: list[int]) -> None:
 
 
 def _plain(value: float, _: object) -> str:
-    return f"{value:g}" if value < 1e4 else f"{value:,.0f}"
+    return f"{value:,g}"

@@ -130,7 +130,7 @@ def _steps(kind: str, values: Mapping[str, Any]) -> list[str]:
     lines = [[name, *(_cell(rows, name) for rows in by_model.values())] for name in ways]
     judged = _best(values["rows"])
     missed = [
-        f"- {row['model']}, {way(row)}: {name} {_reached(row, name):.2f}x of {row['goals'][name]['most']:.2f}x"
+        f"- {row['model']}, {way(row)}: {name} {_reached(row, name):.3f}x of {row['goals'][name]['most']:.3f}x"
         for (_, _, name), row in judged.items()
         if not row["goals"][name]["met"]
     ]
