@@ -26,7 +26,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Paid, PrivacyEngine, Probe, Public, Released
+from adadp import (
+    Clipping,
+    Diagonal,
+    Ellipsoid,
+    Flat,
+    Kronecker,
+    Paid,
+    PrivacyEngine,
+    Probe,
+    Public,
+    Released,
+    TrainingStep,
+)
 from adadp.accounting.calibration import calibrate_noise
 from adadp.accounting.events import Event, Gaussian, PoissonGaussian
 from adadp.data import load
@@ -181,15 +193,17 @@ class Bench:
             data_loader=DataLoader(TensorDataset(images, labels), batch_size=task.lot),
             noise_multiplier=noise_multiplier,
             clipping=chosen,
+            pad_lots=self.device == "cuda",
         )
+        work = TrainingStep(private, lambda batch, targets: nn.functional.cross_entropy(model(batch), targets))
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.steps)
         average = [parameter.detach().clone() for parameter in model.parameters()]
         started, step = time.perf_counter(), 0
         while step < task.steps:
             for batch, targets in loader:
-                private.zero_grad()
-                nn.functional.cross_entropy(model(batch), targets).backward()
-                private.step()
+                work(batch, targets)
+                if not loader.current.last:
+                    continue  # the lot goes on
                 schedule.step()
                 torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.02)
                 step += 1

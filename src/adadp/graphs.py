@@ -8,8 +8,10 @@ must happen on the host for each lot happens before the replay: the lot is charg
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +43,7 @@ class TrainingStep:
         self.replays = 0
         self.why_not: str | None = _obstacle(optimizer)
         self._recording: _Recording | None = None
-        self._pool: Any = None
+        self._keeper: torch.cuda.CUDAGraph | None = None
         self._ordinary = 0
 
     def __call__(self, *batch: Any) -> None:
@@ -87,10 +89,10 @@ class TrainingStep:
         optimizer.step_with(self._recording.gradients)
 
     def _record(self, signature: Any, microbatch: Microbatch, batch: tuple[Any, ...]) -> _Recording | None:
-        if self._pool is None:
-            self._pool = torch.cuda.MemPool()  # kept, so that every recording uses the memory of the one before
         try:
-            return _Recording(self.optimizer, self.loss, signature, microbatch, batch, self._pool.id)
+            if self._keeper is None:
+                self._keeper = _keeper()
+            return _Recording(self.optimizer, self.loss, signature, microbatch, batch, self._keeper.pool())
         except Exception as error:  # whatever it is, an ordinary step is tried next, and says what is wrong
             self.why_not = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(f"steps are not replayed on the GPU, but made one by one: {self.why_not}", stacklevel=4)
@@ -127,25 +129,18 @@ class _Recording:
         optimizer.zero_grad()
         recorded = replace(microbatch, real=self._real)
         optimizer._loader.announce(recorded)
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
         try:
-            with torch.cuda.stream(stream):
-                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    loss(*self._batch).backward()  # type: ignore[no-untyped-call]
-                    with torch.no_grad():
-                        optimizer.release(recorded)
-                        before.follow(_State(objects))
-                finally:
-                    self._graph.capture_end()
+            with _recorded(self._graph, device, pool):
+                loss(*self._batch).backward()  # type: ignore[no-untyped-call]
+                with torch.no_grad():
+                    optimizer.release(recorded)
+                    before.follow(_State(objects))
         except BaseException:
             step.capture.discard()
             raise
         finally:
             before.restore()  # nothing was computed yet: the first replay does
             optimizer._loader.announce(microbatch)
-            torch.cuda.current_stream(device).wait_stream(stream)
         self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
 
     def play(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
@@ -160,6 +155,34 @@ class _Recording:
         """Whether the clipping's state is the one that was recorded: an ordinary step may have replaced it."""
         now = _State(optimizer._step.clipping.objects()).tensors
         return now.keys() == self._state.keys() and all(now[path] is self._state[path] for path in now)
+
+
+@contextmanager
+def _recorded(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Iterator[None]:
+    """Record what is launched inside. An older recording that Python's collector came across could not be freed now."""
+    collecting = gc.isenabled()
+    gc.disable()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(*([] if pool is None else [pool]), capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
+        if collecting:
+            gc.enable()
+
+
+def _keeper() -> torch.cuda.CUDAGraph:
+    """A recording of next to nothing. While it lives, the memory of every recording serves the next one too."""
+    graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
+    with _recorded(graph, device):
+        torch.zeros(1, device=device)
+    return graph
 
 
 def _obstacle(optimizer: PrivateOptimizer) -> str | None:

@@ -25,7 +25,7 @@ from adadp.errors import ConfigurationError
 PEERS = tuple(dict.fromkeys(method.peer for method in METHODS.values() if method.peer))
 #: The rounds of a model, and the seconds that they may take, by kind of device. At least 5 rounds are made.
 ROUNDS = {"cpu": 25, "cuda": 60}
-SECONDS = {"cpu": 45.0, "cuda": 15.0}
+SECONDS = {"cpu": 45.0, "cuda": 10.0}
 REFRESHES = 3
 NO_OPACUS = "Opacus is not installed, so it is not in this table: pip install 'adadp[bench]' brings it"
 
