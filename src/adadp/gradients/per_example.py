@@ -30,6 +30,7 @@ from adadp.gradients.arithmetic import (
     unit_roundoff,
 )
 from adadp.gradients.factors import Factor
+from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import Sums
 
 # A dense form holds one gradient per example. Below this size it is kept after its norm was taken, since a second
@@ -94,11 +95,14 @@ class PerExample(ABC):
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         """Of `scale * g_n`: the clamped sum and, where moments are cheaper here than on their own, the squares."""
-        total = torch.zeros(self.shape, dtype=bound.dtype, device=bound.device)
+        total, squares = torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
         for examples, gradients in self.chunks():
-            gradients = drop(gradients, keep[examples])
-            total += torch.clamp(gradients * scale, -bound, bound).nan_to_num_(nan=0.0).sum(0)
-        return total, None
+            gradients = drop(gradients, keep[examples]) * scale
+            sums = kernel("dense_clamped", gradients)(gradients, bound.to(gradients.dtype), moments)
+            total += sums[0]
+            if squares is not None:
+                squares += sums[1]
+        return total, squares
 
     def finite(self) -> Tensor:
         """Which examples' gradients are finite in every coordinate; [n] of bool."""
@@ -159,6 +163,9 @@ class Dense(PerExample):
 
     def squared_norms(self) -> Tensor:
         return self.norms.square()
+
+    def finite(self) -> Tensor:
+        return self.norms.isfinite()  # at hand, or soon needed
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         flat = flattened(drop(self.gradients, keep))

@@ -34,7 +34,8 @@ def test_float64_takes_the_reference() -> None:
 
 def test_numba_on_a_cpu() -> None:
     with_numba = pytest.importorskip("adadp.gradients.kernels.with_numba")
-    for name in ("outer_clamped", "products_clamped", "products_norms", "convolution_clamped", "convolution_norms"):
+    sums = ("outer_clamped", "products_clamped", "convolution_clamped", "dense_clamped")
+    for name in (*sums, "products_norms", "convolution_norms", "dense_norms"):
         assert kernel(name, torch.zeros(1)) is getattr(with_numba, name)
 
 

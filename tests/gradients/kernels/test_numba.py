@@ -75,6 +75,33 @@ def test_sequences(count: int, tokens: int, rows: int, columns: int, moments: bo
         torch.testing.assert_close(found, reference.products_norms(outputs, inputs, scale), rtol=1e-5, atol=0)
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("size", [0, 1, 5, 63, 64, 65, 2048, 2049, 5000])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_stored_gradients(count: int, size: int) -> None:
+    torch.manual_seed(0)
+    gradients, scale = torch.randn(count, size), torch.rand(size)
+    if count and size:
+        gradients[0, size - 1] = 1e30  # whose square is no float32
+        gradients[0, : size - 1] = 1e-30
+    close = {"rtol": 1e-12, "atol": 0.0}
+    expected = gradients.double().square().sum(1)
+    torch.testing.assert_close(with_numba.dense_norms(gradients), expected, **close)
+    expected = (gradients * scale).double().square().sum(1)
+    torch.testing.assert_close(with_numba.dense_norms(gradients, scale), expected, **close)
+    for moments in (False, True):
+        agree(with_numba.dense_clamped(gradients, scale, moments), reference.dense_clamped(gradients, scale, moments))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e-45])
+def test_norms_of_what_is_not_finite_or_hardly_a_number(value: float) -> None:
+    rows = torch.zeros(2, 100)
+    rows[1, 7] = value
+    expected = torch.tensor([0.0, float(rows[1, 7]) ** 2], dtype=torch.float64)
+    torch.testing.assert_close(with_numba.dense_norms(rows), expected, rtol=1e-12, atol=0, equal_nan=True)
+
+
 GEOMETRIES = [
     (Geometry(torch.Size((4, 3, 3, 3)), (1, 1), (1, 1), (1, 1), 1), (3, 9, 8)),
     (Geometry(torch.Size((6, 2, 3, 2)), (2, 1), (0, 2), (1, 2), 2), (4, 10, 9)),
@@ -151,6 +178,8 @@ def test_what_does_not_fit_is_refused() -> None:
         with_numba.outer_clamped(torch.ones(2, 3), torch.ones(3, 4), torch.ones(3, 4))
     with pytest.raises(ValueError, match="bound"):
         with_numba.products_clamped(torch.ones(2, 5, 3), torch.ones(2, 5, 4), torch.ones(3, 3))
+    with pytest.raises(ValueError, match="scale"):
+        with_numba.dense_norms(torch.ones(2, 3), torch.ones(2))
     with pytest.raises(TypeError, match="bfloat16"):
         with_numba.outer_clamped(torch.ones(2, 3).bfloat16(), torch.ones(2, 4), torch.ones(3, 4))
 

@@ -145,7 +145,12 @@ def squared_lengths(scaled: bool) -> Callable[..., None]:
                 c = np.uint64(whole) + k
                 value = gradients[n, c] * factor[c] if scaled else gradients[n, c]
                 lanes[k] += np.float64(value) * np.float64(value)
-            pieces[n, tile % tiles] = lanes.sum()
+            half = LANES // 2
+            while half > 0:
+                for k in range(np.uint64(half)):
+                    lanes[k] += lanes[k + np.uint64(half)]
+                half //= 2
+            pieces[n, tile % tiles] = lanes[0]
             tile = _next(numbers)
 
     return body

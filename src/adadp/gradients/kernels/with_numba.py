@@ -65,6 +65,22 @@ def convolution_norms(outputs: Tensor, inputs: Tensor, geometry: Geometry, scale
     return _norms(_weights(outputs, inputs, geometry), len(outputs), math.prod(geometry.weight), scale)
 
 
+def dense_clamped(gradients: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Sums over the gradients [n, *shape] of examples, bound of that shape."""
+    return _clamped(lambda part: gradients[part], len(gradients), bound, moments)
+
+
+def dense_norms(gradients: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Squared norms of gradients [n, ...], multiplied elementwise by `scale`; [n], float64."""
+    rows, factor = gradients.flatten(1).contiguous(), None if scale is None else scale.flatten().contiguous()
+    count, size = rows.shape
+    if factor is not None and factor.numel() != size:
+        raise ValueError(f"a scale of {factor.numel()} values for gradients of {size}")
+    pieces = torch.empty(count, -(-size // TILE), dtype=torch.float64)
+    _run(squared_lengths, scale is not None, (rows, factor, pieces), (count, size, pieces.shape[1]))
+    return pieces.sum(1)
+
+
 # ---- a few examples' gradients at a time ----------------------------------------------------------------------------
 
 Maker = Callable[[slice], Tensor]
@@ -105,13 +121,10 @@ def _clamped(make: Maker, count: int, bound: Tensor, moments: bool) -> Sums:
 
 
 def _norms(make: Maker, count: int, size: int, scale: Tensor | None) -> Tensor:
-    tiles = -(-size // TILE)
-    pieces = torch.zeros(count, tiles, dtype=torch.float64)
-    scale = None if scale is None else scale.contiguous()
+    found = torch.empty(count, dtype=torch.float64)
     for part in _parts(count, size):
-        gradients = make(part).contiguous()
-        _run(squared_lengths, scale is not None, (gradients, scale, pieces[part]), (len(gradients), size, tiles))
-    return pieces.sum(1)
+        found[part] = dense_norms(make(part), scale)
+    return found
 
 
 def _zeros(bound: Tensor, moments: bool) -> tuple[Tensor, Tensor | None]:
