@@ -59,7 +59,7 @@ COSTS = {
     "cuda": Costs(gram=8, again=400, stored=900, most_stored=2),
 }
 # Few examples at a time: what is made of them stays in a CPU's cache.
-GRAM_BYTES = 2 * 2**20
+GRAM_BYTES = 4 * 2**20
 
 
 class Products(PerExample):

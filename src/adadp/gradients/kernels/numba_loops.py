@@ -65,7 +65,7 @@ def add_outer(moments: bool) -> Callable[..., None]:
         bound = numba.carray(_at(given[3]), (rows, columns), np.float32)
         total = numba.carray(_at(given[4]), (rows, columns), np.float32)
         squares = numba.carray(_at(given[5]), (rows, columns), np.float32)
-        wide = min(columns, 512)
+        wide = min(columns, 256)
         high = max(1, TILE // max(1, wide))
         across, down = (columns + wide - 1) // max(1, wide), (rows + high - 1) // high
         fours = count // 4 * 4
