@@ -127,3 +127,28 @@ def test_low_statistics_of_a_unit_gradient(name: str, size: tuple[int, ...]) -> 
 def test_settings_that_are_refused(make: object) -> None:
     with pytest.raises(ConfigurationError):
         make()
+
+
+@pytest.mark.parametrize("name", ["low rank", "full", "rows and columns", "one side wide", "diagonal"])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_thin_statistics_teach_what_the_moments_teach(name: str, tokens: int) -> None:
+    """Vectors in place of the sum of their outer products: the same eigenvalues and directions, within rounding."""
+    form = Products(normal(20, tokens, 7), normal(20, tokens, 11))
+    keep = torch.arange(20) != 3
+    shapes = SHAPES[name](), SHAPES[name]()
+    for _ in range(3):  # the later ones start from the basis of those before
+        shapes[0].learn("w", shapes[0].statistics(form, keep))
+        thin = shapes[1].thin_statistics(form, keep)
+        shapes[1].learn("w", thin)
+    assert ("rows vectors" in thin) == (name == "low rank" and tokens == 1)
+    gradient = normal(11, 7)
+    full, less = (shape.apply("w", gradient, -0.5) for shape in shapes)
+    torch.testing.assert_close(less, full, rtol=1e-9, atol=1e-9)
+
+
+def test_vectors_that_are_not_finite_are_no_directions() -> None:
+    vectors = normal(5, 20)
+    vectors[2, 3] = math.nan
+    vectors[1, 1] = math.inf
+    power = Spectrum(vectors, 0.1, 2, thin=True).power(-0.5)
+    assert power.apply(normal(3, 20)).isfinite().all()

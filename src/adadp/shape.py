@@ -19,6 +19,7 @@ from adadp.gradients.factors import IDENTITY, Factor, Spectrum
 from adadp.gradients.per_example import PerExample
 
 Statistics = dict[str, Tensor]
+THIN = " vectors"
 
 
 class Shape(ABC):
@@ -34,6 +35,13 @@ class Shape(ABC):
     @abstractmethod
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
         """Sums over the kept examples of the second moments that this shape is made of."""
+
+    def thin_statistics(self, form: PerExample, keep: Tensor) -> Statistics:
+        """The same, or what they are cheaply had from: vectors [k, d] in place of the sum of their outer products.
+
+        Those have a name that ends in THIN, and are added by putting them side by side.
+        """
+        return self.statistics(form, keep)
 
     @abstractmethod
     def low_statistics(self, form: PerExample, weights: Tensor) -> Statistics:
@@ -170,6 +178,26 @@ class Kronecker(Shape):
             "columns": form.column_moments(keep) if self._full(columns) else form.column_energy(keep),
         }
 
+    def thin_statistics(self, form: PerExample, keep: Tensor) -> Statistics:
+        if len(form.shape) < 2:
+            return self.statistics(form, keep)
+        rows, columns = form.shape[0], math.prod(form.shape[1:])
+        row_vectors = form.row_vectors(keep) if self._low_rank(rows) else None
+        column_vectors = form.column_vectors(keep) if self._low_rank(columns) else None
+        found: Statistics = {}
+        if row_vectors is not None:
+            found["rows" + THIN] = row_vectors
+        else:
+            found["rows"] = form.row_moments(keep) if self._full(rows) else form.row_energy(keep)
+        if column_vectors is not None:
+            found["columns" + THIN] = column_vectors
+        else:
+            found["columns"] = form.column_moments(keep) if self._full(columns) else form.column_energy(keep)
+        return found
+
+    def _low_rank(self, size: int) -> bool:
+        return bool(self.rank) and self._full(size) and size > 2 * (self.rank or 0)
+
     def low_statistics(self, form: PerExample, weights: Tensor) -> Statistics:
         square = Diagonal().low_statistics(form, weights)["square"]
         if square.ndim < 2:
@@ -212,9 +240,10 @@ class Kronecker(Shape):
 
     def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
         for side, store in (("rows", self._rows), ("columns", self._columns)):
-            if side in statistics:
-                rank = self.rank or None
-                store[name] = Spectrum(statistics[side], self.damping, rank, store.get(name))
+            for statistic in (side, side + THIN):
+                if statistic in statistics:
+                    thin, rank = statistic != side, self.rank or None
+                    store[name] = Spectrum(statistics[statistic], self.damping, rank, store.get(name), thin=thin)
         for key in [key for key in self._powers if key[0] == name]:
             del self._powers[key]
 

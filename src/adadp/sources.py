@@ -24,7 +24,7 @@ from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.collection import Gradients
-from adadp.shape import Shape, Statistics
+from adadp.shape import THIN, Shape, Statistics
 
 #: Makes `count` synthetic inputs, on the CPU, from a generator.
 InputMaker = Callable[[int, torch.Generator], Any]
@@ -160,19 +160,24 @@ class _Synthetic(Source):
             finite = gradients.finite()
             for name, form in gradients.forms.items():
                 if name in parameters:
-                    _accumulate(totals.setdefault(name, {}), shape.statistics(form, finite))
+                    # Vectors cannot be averaged over time: there would be more and more of them.
+                    found = (shape.statistics if self.decay else shape.thin_statistics)(form, finite)
+                    _accumulate(totals.setdefault(name, {}), found)
         decay = self.decay if self._average else 0.0  # nothing to average with the first time
         for name, statistics in totals.items():
-            self._learn(shape, name, {key: value / count for key, value in statistics.items()}, decay)
+            means = {k: value.div_(math.sqrt(count) if k.endswith(THIN) else count) for k, value in statistics.items()}
+            self._learn(shape, name, means, decay)
 
 
 def _accumulate(total: Statistics, more: Statistics) -> None:
     """Add `more` to `total`, in place: both are ours alone."""
     for key, value in more.items():
-        if key in total:
-            total[key] += value
-        else:
+        if key not in total:
             total[key] = value
+        elif key.endswith(THIN):
+            total[key] = torch.cat([total[key], value])
+        else:
+            total[key] += value
 
 
 class Probe(_Synthetic):

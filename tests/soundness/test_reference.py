@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Grouped, Kronecker, Local, PerLayer
-from adadp.shape import Shape
+from adadp.shape import THIN, Shape
 from soundness.stand import CLIPPINGS, WORLDS, Stand, losses
 
 Dense = dict[str, Tensor]
@@ -104,7 +104,10 @@ def learnt(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, dict[str, Ten
         plain = kind.learn
 
         def learn(self: Shape, name: str, statistics: dict[str, Tensor], plain: object = plain) -> None:
-            seen.setdefault(id(self), {})[name] = {key: value.clone() for key, value in statistics.items()}
+            seen.setdefault(id(self), {})[name] = {
+                key.removesuffix(THIN): value.T @ value if key.endswith(THIN) else value.clone()
+                for key, value in statistics.items()
+            }
             plain(self, name, statistics)
 
         monkeypatch.setattr(kind, "learn", learn)

@@ -161,26 +161,35 @@ IDENTITY: Factor = Identity()
 class Spectrum:
     """Eigenvalues and directions of second moments, scaled to mean eigenvalue 1 and damped.
 
-    `moments` is a symmetric matrix [d, d], or its diagonal [d]. A matrix with more than `2 * rank` rows is kept as its
-    `rank` largest directions and a multiple of the identity.
+    `moments` is a symmetric matrix [d, d], or its diagonal [d], or (`thin`) vectors [k, d] the sum of whose outer
+    products it is. A matrix with more than `2 * rank` rows is kept as its `rank` largest directions and a multiple of
+    the identity.
     """
 
-    def __init__(self, moments: Tensor, damping: float, rank: int | None, previous: Spectrum | None = None) -> None:
+    def __init__(
+        self, moments: Tensor, damping: float, rank: int | None, previous: Spectrum | None = None, *, thin: bool = False
+    ) -> None:
+        if thin and (rank is None or moments.shape[1] <= 2 * rank):
+            moments, thin = moments.T @ moments, False
         moments = moments.to(torch.float64 if moments.dtype == torch.float64 else torch.float32)
         # A model that diverged: eigh would raise on what is not finite, or overflows in a product of moments.
-        moments = moments.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-1e15, 1e15)
-        size = len(moments)
+        most = 1e7 if thin else 1e15
+        if moments.is_cuda or not _all_below(moments, most):
+            moments = moments.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-most, most)
+        size = moments.shape[-1]
         self.basis: Tensor | None = None
         self.rest: Tensor | None = None
         self.skew = torch.zeros((), dtype=torch.float64, device=moments.device)
-        trace = moments.sum() if moments.ndim == 1 else moments.diagonal().sum()
+        diagonal = moments.square() if thin else moments if moments.ndim == 1 else moments.diagonal()
+        trace = diagonal.sum()
         if moments.ndim == 1:
             values = moments.clamp_min(0)
-        elif rank is None or size <= 2 * rank:
+        elif not thin and (rank is None or size <= 2 * rank):
             values, self.basis = torch.linalg.eigh(moments)
             values = values.clamp_min(0)
         else:
-            values, self.basis = _largest(moments, rank, None if previous is None else previous.basis)
+            assert rank is not None
+            values, self.basis = _largest(moments, rank, None if previous is None else previous.basis, thin)
             values = values.clamp_min(0)
             self.rest = ((trace - values.sum()) / (size - rank)).clamp_min(0)
             exact = self.basis.double()
@@ -208,13 +217,26 @@ class Spectrum:
         return LowRank(self.basis, values, rest, self.skew, float(spread))
 
 
-def _largest(matrix: Tensor, rank: int, start: Tensor | None) -> tuple[Tensor, Tensor]:
+def _all_below(moments: Tensor, limit: float) -> bool:
+    """Whether all are finite and at most `limit`: on a CPU reading is a third of the price of writing anew, twice."""
+    if not moments.numel():
+        return True
+    low, high = moments.aminmax()
+    return -limit <= float(low) and float(high) <= limit
+
+
+def _largest(moments: Tensor, rank: int, start: Tensor | None, thin: bool) -> tuple[Tensor, Tensor]:
     """The `rank` largest eigenvalues and their directions, by subspace iteration from where it last ended."""
-    if start is None or start.shape != (len(matrix), rank):
+    size = moments.shape[1]
+    if start is None or start.shape != (size, rank):
         generator = torch.Generator().manual_seed(0)  # only a starting point: no secret and no data in it
-        start = torch.randn(len(matrix), rank, generator=generator, dtype=matrix.dtype).to(matrix.device)
-    basis = start.to(matrix.dtype)
+        start = torch.randn(size, rank, generator=generator, dtype=moments.dtype).to(moments.device)
+    basis = start.to(moments.dtype)
+
+    def times(basis: Tensor) -> Tensor:
+        return moments.T @ (moments @ basis) if thin else moments @ basis
+
     for _ in range(3):
-        basis = torch.linalg.qr(matrix @ basis)[0]
-    values, rotation = torch.linalg.eigh(basis.T @ (matrix @ basis))
+        basis = torch.linalg.qr(times(basis))[0]
+    values, rotation = torch.linalg.eigh(basis.T @ times(basis))
     return values, basis @ rotation

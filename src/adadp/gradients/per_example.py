@@ -125,6 +125,14 @@ class PerExample(ABC):
         """`sum_n g_n^T g_n` over the kept examples, the gradient seen as a matrix."""
         return self._total(lambda g: _gram(g.reshape(len(g), *self.matrix).mT), keep)
 
+    def row_vectors(self, keep: Tensor) -> Tensor | None:
+        """Vectors [k, rows] the sum of whose outer products is `row_moments`, where there is one for each example."""
+        return None
+
+    def column_vectors(self, keep: Tensor) -> Tensor | None:
+        """The same for `column_moments`."""
+        return None
+
     def row_energy(self, keep: Tensor) -> Tensor:
         """`sum_n` of the squared norm of each row: the diagonal of `row_moments`."""
         return self.square_sum(keep).reshape(self.matrix).sum(1)

@@ -242,6 +242,18 @@ class Products(PerExample):
         inputs = drop(self.inputs, keep)[:, 0]
         return (inputs * squares(drop(self.outputs, keep)).to(inputs.dtype).unsqueeze(1)).T @ inputs
 
+    def row_vectors(self, keep: Tensor) -> Tensor | None:
+        return self._vectors(self.outputs, self.inputs, keep)
+
+    def column_vectors(self, keep: Tensor) -> Tensor | None:
+        return self._vectors(self.inputs, self.outputs, keep)
+
+    def _vectors(self, own: Tensor, other: Tensor, keep: Tensor) -> Tensor | None:
+        if self.tokens > 1:
+            return None
+        own = drop(own, keep)[:, 0]
+        return own * norms(drop(other, keep)).to(own.dtype).unsqueeze(1)
+
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
         if self.rows < self.columns:
