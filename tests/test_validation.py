@@ -76,7 +76,6 @@ def refused(model: nn.Module, words: str, **settings: object) -> None:
         (lambda: weight_norm(nn.Linear(3, 2)), r"the model \(Linear\).*weight_norm"),
         (lambda: nn.Sequential(spectral_norm(nn.Linear(3, 2))), r"0 \(Linear\).*spectral_norm"),
         (lambda: nn.DataParallel(nn.Linear(3, 2)), "pass the module inside"),
-        (lambda: torch.compile(nn.Linear(3, 2)), "torch.compile"),
         (lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 2))), "TorchScript"),
     ],
 )
@@ -86,12 +85,6 @@ def test_modules_that_are_refused(make: Callable[[], nn.Module], words: str) -> 
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     with pytest.raises(UnsupportedModuleError, match=words):
         private(model, optimizer=lambda parameters, lr: optimizer)
-
-
-def test_compiled_in_place_is_seen() -> None:
-    model = mlp()
-    model[0].compile()
-    assert any("torch.compile" in text for text in problems(model))
 
 
 def test_all_problems_at_once() -> None:

@@ -23,7 +23,7 @@ from adadp.noise import Randomness
 from adadp.optimizer import PrivateOptimizer
 from adadp.sampling import SAMPLINGS, Microbatch, PrivateLoader, Sampling, check_loader
 from adadp.step import PrivateStep
-from adadp.validation import IndependenceCheck, check_criterion, check_module, check_optimizer
+from adadp.validation import IndependenceCheck, check_criterion, check_module, check_optimizer, uncompiled
 
 #: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
 _PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
@@ -105,7 +105,7 @@ class PrivacyEngine:
         """The same module, an optimizer and a loader that together train it privately.
 
         Args:
-            module: trained in place; it keeps its class and its state_dict.
+            module: trained in place; it keeps its class and its state_dict. torch.compile may come before or after.
             optimizer: any of torch.optim, over the module's trainable parameters.
             data_loader: a map-style dataset with the lot as `batch_size`; lots are drawn from it anew.
             noise_multiplier: the noise's standard deviation over the clipping bound.
@@ -126,6 +126,7 @@ class PrivacyEngine:
             step_class: makes the step, for algorithms that release more on a lot than its gradient (`algorithms.agd`).
 
         """
+        called, module = module, uncompiled(module)
         sigma = Gaussian(_number("noise_multiplier", noise_multiplier)).noise_multiplier
         chosen = self._clipping(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
@@ -170,7 +171,7 @@ class PrivacyEngine:
         _PRIVATE[module] = weakref.ref(capture)
         _SERVING.update(chosen.objects())
         self._note(chosen, loss_reduction)
-        return module, PrivateOptimizer(optimizer, step, loader, module, expose_raw), loader
+        return called, PrivateOptimizer(optimizer, step, loader, module, expose_raw), loader
 
     def make_private_with_epsilon(
         self,
@@ -240,7 +241,7 @@ class PrivacyEngine:
         capture = _capture_of(module)
         if capture is not None:
             capture.detach()
-        _PRIVATE.pop(module, None)
+            _PRIVATE.pop(capture.module, None)
 
     def close(self) -> None:
         """End this engine's runs in the ledger. What was reserved and not used is given back."""
@@ -361,7 +362,7 @@ def _number(name: str, value: float) -> float:
 
 
 def _capture_of(module: nn.Module) -> Capture | None:
-    reference = _PRIVATE.get(module)
+    reference = _PRIVATE.get(getattr(module, "_orig_mod", module))
     return None if reference is None else reference()
 
 

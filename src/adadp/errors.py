@@ -33,3 +33,7 @@ class LedgerError(PrivacyError):
 
 class BudgetExhaustedError(PrivacyError):
     """The next release would exceed the budget. It did not run."""
+
+
+class LotTooLargeError(PrivacyError, MemoryError):
+    """A batch does not fit into memory; says which size would."""

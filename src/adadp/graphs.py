@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from adadp.errors import BudgetExhaustedError
+from adadp.memory import advising, out_of_memory
 from adadp.optimizer import PrivateOptimizer
 from adadp.sampling import Microbatch
 from adadp.sources import Source
@@ -55,16 +56,59 @@ class TrainingStep:
                 self.optimizer.stop(spent)
             return
         steady = self.optimizer._step.clipping.steady()
-        self._ordinarily(batch)
+        if self.why_not is None and steady and self._ordinary == WARM_UP - 1:
+            self._rehearse(batch)
+        else:
+            self._ordinarily(batch)
         # What a refresh leaves is completed by the first lot that uses it.
         self._ordinary = self._ordinary + 1 if steady else min(self._ordinary, WARM_UP - 1)
         if self._recording is not None and not self._recording.current(self.optimizer):
             self._recording = None
 
     def _ordinarily(self, batch: tuple[Any, ...]) -> None:
+        current = self.optimizer._loader.current
+        count = 0 if current is None else current.count
         self.optimizer.zero_grad()
-        self.loss(*batch).backward()  # type: ignore[no-untyped-call]
+        with advising(count, lambda size: self._fits(batch, count, size)):
+            self.loss(*batch).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+
+    def _fits(self, batch: tuple[Any, ...], count: int, size: int) -> bool:
+        """Whether the gradients of `size` of the batch's examples can be made and measured; they are then forgotten."""
+        step = self.optimizer._step
+        step.capture.discard()
+
+        def some(part: Any) -> Any:
+            return part[:size] if isinstance(part, Tensor) and part.ndim and len(part) == count else part
+
+        try:
+            with step.capture.aside():
+                self.loss(*tree_map(some, batch)).backward()  # type: ignore[no-untyped-call]
+                for form in step.capture.take(size).values():
+                    form.squared_norms()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            return False
+        finally:
+            self.optimizer.zero_grad()
+        return True
+
+    def _rehearse(self, batch: tuple[Any, ...]) -> None:
+        """An ordinary step that notes where the host waits for the GPU: a recording would break off there."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                self._ordinarily(batch)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        for warning in caught:
+            if "synchronizing CUDA operation" in str(warning.message):
+                self.why_not = f"the host waits for the GPU ({warning.filename}, line {warning.lineno})"
+            elif "Synchronization debug mode" not in str(warning.message):
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
     def _replayable(self, microbatch: Microbatch) -> bool:
         step = self.optimizer._step
@@ -124,8 +168,7 @@ class _Recording:
         before = _State(objects)
         self._state = before.tensors
         self._graph = torch.cuda.CUDAGraph()
-        for generator in step._randomness.generators(device):
-            self._graph.register_generator_state(generator)
+        self._graph.register_generator_state(step._randomness.generator_to_record(device))
         optimizer.zero_grad()
         recorded = replace(microbatch, real=self._real)
         optimizer._loader.announce(recorded)
@@ -137,6 +180,7 @@ class _Recording:
                     before.follow(_State(objects))
         except BaseException:
             step.capture.discard()
+            step._randomness.renew(device)
             raise
         finally:
             before.restore()  # nothing was computed yet: the first replay does
@@ -166,7 +210,7 @@ def _recorded(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = Non
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
         with torch.cuda.stream(stream):
-            graph.capture_begin(*([] if pool is None else [pool]), capture_error_mode="thread_local")
+            graph.capture_begin(**({} if pool is None else {"pool": pool}), capture_error_mode="thread_local")
             try:
                 yield
             finally:

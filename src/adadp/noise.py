@@ -28,6 +28,7 @@ class Randomness:
         self.secure = secure and seed is None
         self._seed = secrets.randbits(256) if seed is None else seed
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._recorded_from = torch.empty(0, dtype=torch.uint8)
 
     @property
     def assumption(self) -> str:
@@ -46,9 +47,17 @@ class Randomness:
             self._generators[device] = _started(device, f"{self._seed} {device.type} {device.index or 0}")
         return self._generators[device]
 
-    def generators(self, device: torch.device) -> list[torch.Generator]:
-        """Those that draw on `device`: a recording of a step has to know them."""
-        return [self._generator(device)]
+    def generator_to_record(self, device: torch.device) -> torch.Generator:
+        """The one that draws on `device`: a recording of a step has to know it."""
+        generator = self._generator(device)
+        self._recorded_from = generator.get_state()
+        return generator
+
+    def renew(self, device: torch.device) -> None:
+        """Go on as before a recording that failed and left its generator unusable. Nothing was drawn in it."""
+        renewed = torch.Generator(device)
+        renewed.set_state(self._recorded_from)
+        self._generators[device] = renewed
 
     def normal(self, like: Tensor) -> Tensor:
         """Independent standard normal values of `like`'s shape and device, in float32 or better."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
+from adadp.memory import advising
 from adadp.sampling import Microbatch, PrivateLoader
 from adadp.step import PrivateStep
 
@@ -136,7 +137,8 @@ class PrivateOptimizer(Optimizer):
     def release(self, microbatch: Microbatch) -> None:
         """Add the microbatch whose backward pass has just ended; if it is its lot's last, set private gradients."""
         self._refuse_unseen()
-        self._step.add(microbatch)
+        with advising(microbatch.count):
+            self._step.add(microbatch)
         if microbatch.last:
             self._set_gradients()
 

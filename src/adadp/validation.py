@@ -48,8 +48,6 @@ def problems(module: nn.Module) -> list[str]:
             )
         elif isinstance(part, DataParallel | DistributedDataParallel):
             found.append(f"{here} splits batches over devices: pass the module inside it")
-        elif type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None:
-            found.append(f"{here} was compiled as a whole: pass the module before torch.compile")
         elif isinstance(part, torch.jit.ScriptModule):
             found.append(f"{here} is TorchScript, which cannot be watched: pass the nn.Module it was made from")
         elif any(isinstance(hook, _REPARAMETRIZING) for hook in part._forward_pre_hooks.values()):
@@ -135,6 +133,19 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigurationError("the module has no trainable parameter")
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that torch.compile was given, itself where it was given none.
+
+    What was compiled before the engine's hooks were on would run without them, so all of it is compiled anew.
+    """
+    parts = list(module.modules())
+    if any(type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in parts):
+        torch.compiler.reset()
+    inner = getattr(module, "_orig_mod", module) if type(module).__name__ == "OptimizedModule" else module
+    assert isinstance(inner, nn.Module)
+    return inner
 
 
 class IndependenceCheck:

@@ -207,9 +207,12 @@ class Capture:
             self._slots_of[id(part)] = own
         for part in watched:
             hooks = _Hooks(self)
+            # torch.compile takes the model apart here and leaves the hooks alone: what they note is not of its graph.
+            before = torch.compiler.disable(hooks.before)  # type: ignore[no-untyped-call]
+            after = torch.compiler.disable(hooks.after)  # type: ignore[no-untyped-call]
             # First of all: a hook that computes with the parameters must not find the parameters themselves.
-            self._handles.append(part.register_forward_pre_hook(hooks.before, with_kwargs=True, prepend=True))
-            self._handles.append(part.register_forward_hook(hooks.after, with_kwargs=True, always_call=True))
+            self._handles.append(part.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+            self._handles.append(part.register_forward_hook(after, with_kwargs=True, always_call=True))
             if id(part) in self._layers:
                 self._layers[id(part)].install(part, self)
 
@@ -235,8 +238,11 @@ class Capture:
     # ---- while modules run -------------------------------------------------------------------------------------
 
     def watches(self, module: nn.Module) -> bool:
-        """Whether a call of `module` is to be seen: it is part of the tree (not a copy) and we are not asleep."""
-        return not self._asleep and id(module) in self._module_names
+        """Whether a call of `module` is to be seen: it is part of the tree (not a copy) and we are not asleep.
+
+        What was compiled with the hooks on calls them still when they were taken off.
+        """
+        return not self._asleep and self.attached and id(module) in self._module_names
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         active = torch.is_grad_enabled()
