@@ -68,7 +68,7 @@ def _cifar10_paper(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prep
 
 
 def _cifar10_resnet(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prepared:
-    split, through, public = bench.features(**settings.get("features", {"net": "resnet", "scaling": "length"}))
+    split, through, public = bench.features(**settings["features"])
     aside = settings.get("held_out", 0)
     if aside:  # settings are chosen on these, and the test set is not looked at
         inputs, labels, _, _ = split
