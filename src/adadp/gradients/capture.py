@@ -207,12 +207,9 @@ class Capture:
             self._slots_of[id(part)] = own
         for part in watched:
             hooks = _Hooks(self)
-            # torch.compile takes the model apart here and leaves the hooks alone: what they note is not of its graph.
-            before = torch.compiler.disable(hooks.before)  # type: ignore[no-untyped-call]
-            after = torch.compiler.disable(hooks.after)  # type: ignore[no-untyped-call]
             # First of all: a hook that computes with the parameters must not find the parameters themselves.
-            self._handles.append(part.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-            self._handles.append(part.register_forward_hook(after, with_kwargs=True, always_call=True))
+            self._handles.append(part.register_forward_pre_hook(hooks.before, with_kwargs=True, prepend=True))
+            self._handles.append(part.register_forward_hook(hooks.after, with_kwargs=True, always_call=True))
             if id(part) in self._layers:
                 self._layers[id(part)].install(part, self)
 
@@ -411,6 +408,9 @@ class _Hooks:
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
+        # torch.compile takes the model apart here and leaves these alone: what they note is not of its graph.
+        self._before = torch.compiler.disable(capture._before)  # type: ignore[no-untyped-call]
+        self._after = torch.compiler.disable(capture._after)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: Any) -> _Hooks:
         return self
@@ -420,11 +420,11 @@ class _Hooks:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._capture.watches(module):
-            self._capture._before(module, args, kwargs)
+            self._before(module, args, kwargs)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self._capture.watches(module):
-            return self._capture._after(module, args, kwargs, output)
+            return self._after(module, args, kwargs, output)
         return None
 
 
