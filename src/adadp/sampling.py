@@ -159,6 +159,8 @@ class Microbatch:
 
     def keep(self, device: torch.device) -> torch.Tensor:
         """Which examples were drawn, [count] of bool."""
+        if isinstance(self.real, int) and self.real == self.count:
+            return torch.ones(self.count, dtype=torch.bool, device=device)
         return torch.arange(self.count, device=device) < self.real
 
 

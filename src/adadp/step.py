@@ -7,7 +7,7 @@ post-processing of what was released.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -128,12 +128,35 @@ class PrivateStep:
             self.nonfinite = self._lost if self.nonfinite is None else self.nonfinite + self._lost
         stddev = self.clipping.stddev(self.noise_multiplier)
         sums = self.clipping.complete(self._sums)
-        noisy = {name: _noised(value, stddev[name], self._randomness.normal(value)) for name, value in sums.items()}
+        noisy = self._noised(sums, stddev)
         self._released = self._lot
         self._drop()
         # ------------------------------------------------------------------------------ the line: noised from here on
         released = self.clipping.release(noisy, stddev)
         return {name: value / self.expected_lot for name, value in released.items()}
+
+    def _noised(self, sums: Release, stddev: Mapping[str, float | Tensor]) -> Release:
+        """The sums with their noise, in the better of their precisions: one draw for all of one kind of number."""
+        kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+        for name, value in sums.items():
+            kinds.setdefault((value.dtype, value.device), []).append(name)
+        noisy: Release = {}
+        for names in kinds.values():
+            values = [sums[name] for name in names]
+            drawn = self._randomness.normal(values[0].new_empty(sum(value.numel() for value in values)))
+            parts = torch.split(drawn, [value.numel() for value in values])
+            noise = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+            scales = [stddev[name] for name in names]
+            if any(isinstance(scale, Tensor) for scale in scales):
+                for part, scale in zip(noise, scales, strict=True):
+                    part *= scale
+            elif len(set(scales)) == 1:
+                drawn *= scales[0]
+            else:
+                torch._foreach_mul_(noise, cast(list[float], scales))
+            torch._foreach_add_(noise, values)
+            noisy |= zip(names, noise, strict=True)
+        return {name: noisy[name] for name in sums}
 
     def charge(self, lot: int) -> None:
         """Write down what the lot's release costs, once. Raises where the budget does not allow it."""
@@ -166,14 +189,6 @@ class PrivateStep:
             count = len(leaves[0])
             forms = self.capture.take(count)
         return Gradients(forms, count, keep=torch.ones(count, dtype=torch.bool, device=device))
-
-
-def _noised(value: Tensor, stddev: float | Tensor, noise: Tensor) -> Tensor:
-    """`value + stddev * noise` in one pass, in the better of their precisions."""
-    value = value.to(torch.promote_types(value.dtype, noise.dtype))
-    if isinstance(stddev, Tensor):
-        return torch.addcmul(value, stddev.to(value.dtype), noise.to(value.dtype))
-    return torch.add(value, noise, alpha=stddev)
 
 
 def _call(module: nn.Module, inputs: Any) -> Any:

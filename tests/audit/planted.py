@@ -83,7 +83,7 @@ class _Repeating(Randomness):
         if self.again:
             return self.kept.pop(0)
         self.kept.append(self.source.normal(like))
-        return self.kept[-1]
+        return self.kept[-1].clone()
 
 
 class NoiseUsedTwice(PrivateStep):
