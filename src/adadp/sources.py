@@ -92,7 +92,9 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
 def _averaged(old: Statistics | None, new: Statistics, decay: float) -> Statistics:
     if decay == 0:
         return new
-    return {key: (1 - decay) * value + (0 if old is None else decay * old[key]) for key, value in new.items()}
+    if old is None:
+        return {key: (1 - decay) * value for key, value in new.items()}
+    return {key: torch.lerp(old[key].to(value.dtype), value, 1 - decay) for key, value in new.items()}
 
 
 def _interval(every: int) -> int:

@@ -97,6 +97,11 @@ class Contender:
         self._guarded(work)
         return found[0] if found else None
 
+    def let_go(self) -> None:
+        """Give back what the step holds."""
+        self._step = None
+        release()
+
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
@@ -176,15 +181,17 @@ def _rows(
     probes: int | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     contenders = [Contender(*way) for way in ways]
-    for contender in contenders:
-        contender.make(model, sizes, seed, device, probes=probes)
-    kind = device.type
-    running = [contender for contender in contenders if contender.error is None]
-    times = milliseconds({c: c.run for c in running}, rounds, kind, warm=1, limit=SECONDS[kind])
-    shaped = [c for c in running if c.error is None and c.step.refresh is not None]
-    refreshes = milliseconds({c: c.run_with_refresh for c in shaped}, REFRESHES, kind, warm=0)
-    release()
-    rows = [_row(model, sizes, kind, c, times.get(c, []), refreshes.get(c, [])) for c in contenders]
+    # A recording holds on to its memory, so those take their turns with SGD alone.
+    recorded = [contender for contender in contenders if METHODS[contender.method].only_on]
+    together = [contender for contender in contenders if contender not in recorded]
+    found: dict[Contender, dict[str, Any]] = {}
+    for group in (together, *([contender] for contender in recorded)):
+        for contender in group:
+            contender.make(model, sizes, seed, device, probes=probes)
+        found |= _measured(model, sizes, group, together[0], device.type, rounds)
+        for contender in group if group is not together else together[1:]:
+            contender.let_go()
+    rows = [found[contender] for contender in contenders]
     base = next((row for row in rows if row["method"] == "sgd"), None)
     for row in rows:
         for ratio, of in (("ratio_to_sgd", "ms"), ("peak_ratio_to_sgd", "peak_mib")):
@@ -192,9 +199,20 @@ def _rows(
             row[ratio] = round(row[of] / base[of], 3) if known and base is not None else None
     for row in rows:
         row["goals"] = judge(row, rows)
-    del contenders, running, shaped
-    release()
+    together[0].let_go()
     return rows
+
+
+def _measured(
+    model: str, sizes: Sizes, group: Sequence[Contender], sgd: Contender, kind: str, rounds: int
+) -> dict[Contender, dict[str, Any]]:
+    turns = [contender for contender in dict.fromkeys((sgd, *group)) if contender.error is None]
+    limit = SECONDS[kind] if sgd in group else SECONDS[kind] / 4
+    times = milliseconds({c: c.run for c in turns}, rounds, kind, warm=1, limit=limit)
+    shaped = [c for c in group if c.error is None and c.step.refresh is not None]
+    refreshes = milliseconds({c: c.run_with_refresh for c in shaped}, REFRESHES, kind, warm=0)
+    release()
+    return {c: _row(model, sizes, kind, c, times.get(c, []), refreshes.get(c, [])) for c in group}
 
 
 def _row(
