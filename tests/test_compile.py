@@ -103,3 +103,26 @@ def test_detached_it_is_an_ordinary_model() -> None:
     model.zero_grad()
     nn.functional.cross_entropy(called(x), y).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_a_function_compiled_before_goes_past_no_hook() -> None:
+    """Not the module but a function that calls a part of it: nothing about the module shows that it was compiled."""
+    torch.manual_seed(0)
+    model = Net()
+    data = TensorDataset(100 * torch.randn(40, 4, 6), torch.arange(40) % 3)
+
+    @torch.compile(backend="eager")
+    def hidden(x: Tensor) -> Tensor:
+        return torch.tanh(model.embed(x))
+
+    hidden(data.tensors[0][:8]).sum().backward()  # compiled for lots of eight, without hooks
+    _, optimizer, loader = PrivacyEngine(seed=1).make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), noise_multiplier=1e-7,
+        data_loader=DataLoader(data, batch_size=8), max_grad_norm=0.1, sampling="fixed",
+    )  # fmt: skip
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model.down(model.up(model.norm(hidden(x))).mean(1)), y).backward()
+        optimizer.step()
+        released = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        assert 0 < released.norm() < 0.11

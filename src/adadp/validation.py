@@ -7,6 +7,7 @@ batch: examples are taken away and replaced, and nothing may change for the othe
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -138,10 +139,10 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module that torch.compile was given, itself where it was given none.
 
-    What was compiled before the engine's hooks were on would run without them, so all of it is compiled anew.
+    What was compiled before the engine's hooks were on would run without them, so all of it is compiled anew: a
+    function that calls a part of the module may be compiled too, and nothing about the module shows that.
     """
-    parts = list(module.modules())
-    if any(type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in parts):
+    if "torch._dynamo" in sys.modules:  # what compiles: not there where nothing was compiled yet
         torch.compiler.reset()
     inner = getattr(module, "_orig_mod", module) if type(module).__name__ == "OptimizedModule" else module
     assert isinstance(inner, nn.Module)
