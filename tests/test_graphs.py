@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +108,7 @@ class Recorded:
             noise_multiplier=1.0, pad_lots=True,
         )  # fmt: skip
         self.step = TrainingStep(self.optimizer, lambda x, y: nn.functional.cross_entropy(model(x), y))
-        self.batches = iter(loader)
+        self.batches = (batch for _ in range(3) for batch in loader)
 
     def go(self, steps: int = 1) -> None:
         for _ in range(steps):
@@ -162,3 +164,154 @@ def test_each_lot_is_charged_once_and_never_released_twice() -> None:
 
 def test_what_stands_in_the_way_is_said() -> None:
     assert "cpu" in str(Recorded(CLIPPINGS["flat"]).step.why_not)
+
+
+# ---- recordings, on a tape that a CPU can play ----------------------------------------------------------------------
+
+
+class Tape:
+    """Stands in for a CUDA graph. What is recorded is computed at once; a replay computes nothing, and is counted."""
+
+    played = 0
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        pass
+
+    def pool(self) -> None:
+        return None
+
+    def replay(self) -> None:
+        self.played += 1
+
+
+@pytest.fixture
+def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Tape)
+    monkeypatch.setattr("adadp.graphs._recorded", lambda *_: nullcontext())
+    monkeypatch.setattr("adadp.graphs._keeper", Tape)
+    monkeypatch.setattr("adadp.graphs._obstacle", lambda _: None)
+    monkeypatch.setattr(TrainingStep, "_rehearse", TrainingStep._ordinarily)
+
+
+def recorded(name: str, most: int = 12) -> Recorded:
+    """A run that has just replayed a step."""
+    run = Recorded(CLIPPINGS[name])
+    for _ in range(most):
+        run.go()
+        if run.step.replays:
+            return run
+    raise AssertionError(f"nothing was replayed: {run.step.why_not}")
+
+
+def by_hand(run: Recorded) -> None:
+    x, y = next(run.batches)
+    run.optimizer.zero_grad()
+    nn.functional.cross_entropy(run.optimizer._step.capture.module(x), y).backward()
+    run.optimizer.step()
+
+
+@pytest.mark.usefixtures("_taped")
+@pytest.mark.parametrize("name", ["Kronecker, probes", "diagonal, probes", "Kronecker, released", "local"])
+def test_nothing_is_replayed_of_a_shape_that_was_refreshed_elsewhere(name: str) -> None:
+    run = recorded(name)
+    before = run.step._recording
+    assert before is not None
+    for _ in range(5):  # a refresh is among them
+        by_hand(run)
+    run.go()
+    assert run.step.replays == 1
+    for _ in range(6):
+        run.go()
+    assert run.step.replays > 1
+    assert run.step._recording is not before
+    assert run.step.why_not is None
+
+
+@pytest.mark.usefixtures("_taped")
+def test_a_lot_whose_recording_fails_at_the_end_is_released_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Recorded(CLIPPINGS["flat"])
+    step, charged, randomness = run.optimizer._step, [], run.optimizer._step._randomness
+    step._charge = charged.append  # type: ignore[assignment]
+    run.go(2)
+
+    def refuse(*_: Any) -> None:
+        raise _CannotBeReplayedError("on purpose")
+
+    monkeypatch.setattr(_State, "follow", refuse)
+    generator = randomness._generator(torch.device("cpu"))
+    with pytest.warns(UserWarning, match="on purpose"):
+        run.go()
+    assert run.step.replays == 0
+    assert len(charged) == 3
+    assert step._released == run.optimizer._loader.current.lot  # type: ignore[union-attr]
+    assert randomness._generator(torch.device("cpu")) is not generator
+    run.go(2)
+    assert len(charged) == 5
+
+
+@pytest.mark.usefixtures("_taped")
+def test_an_interrupted_recording_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Recorded(CLIPPINGS["local"])
+    while not (run.step._ordinary >= 2 and run.clipping.steady()):
+        run.go()
+    before = _State(run.clipping.objects())
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_State, "follow", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.go()
+    assert before.kept_in(_State(run.clipping.objects()))
+    assert all(p.grad is None for p in run.optimizer._parameters.values())
+    assert not run.optimizer._step.capture.recorded
+    assert not run.optimizer._step._sums
+    run.go()
+    assert run.step.replays == 1
+
+
+@pytest.mark.usefixtures("_taped")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: setattr(run.clipping, "max_grad_norm", 0.25),
+        lambda run: setattr(run.optimizer._step, "noise_multiplier", 2.0),
+        lambda run: run.optimizer._step.capture.module[1].eval(),
+    ],
+)
+def test_what_the_user_changes_is_recorded_anew(change: Callable[[Recorded], None]) -> None:
+    run = recorded("flat")
+    before = run.step._recording
+    run.go()
+    assert run.step._recording is before
+    change(run)
+    run.go()
+    assert run.step._recording is not before
+    assert run.step.replays == 3
+
+
+@pytest.mark.usefixtures("_taped")
+@pytest.mark.parametrize("kind", ["nothing", "array", "object"])
+def test_a_batch_that_a_replay_would_not_see_is_not_recorded(kind: str) -> None:
+    run = Recorded(CLIPPINGS["flat"])
+    model, held = run.optimizer._step.capture.module, {}
+
+    class Batch:
+        pass
+
+    def loss(*_: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(held["x"]), held["y"])
+
+    step = TrainingStep(run.optimizer, loss)
+
+    def go() -> None:
+        held["x"], held["y"] = next(run.batches)
+        step(*{"nothing": (), "array": (held["x"].numpy(),), "object": (Batch(),)}[kind])
+
+    go()
+    go()
+    with pytest.warns(UserWarning, match="not replayed"):
+        go()
+    go()
+    assert step.replays == 0

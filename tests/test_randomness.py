@@ -80,3 +80,18 @@ def test_what_it_assumes() -> None:
     assert "not a cryptographic" in Randomness().assumption
     assert "cryptographic randomness" in Randomness(secure=True).assumption
     assert "seed" in Randomness(1, secure=True).assumption  # a seed is a seed, whatever else was asked for
+
+
+def test_a_renewed_generator_draws_what_no_recording_can_draw_again() -> None:
+    """A recording that was made earlier holds the old generator, and goes on with it."""
+    randomness, device, like = Randomness(7), torch.device("cpu"), torch.zeros(50)
+    randomness.normal(like)
+    held = randomness.generator_to_record(device)
+    randomness.generator_to_record(device)  # for another recording, which fails
+    randomness.renew(device)
+    replayed = torch.empty(50).normal_(generator=held)
+    first = randomness.normal(like)
+    assert not torch.equal(first, replayed)
+    randomness.renew(device)
+    assert not torch.equal(first, randomness.normal(like))
+    assert not torch.equal(first, Randomness(7).normal(like))

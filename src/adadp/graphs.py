@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from adadp.errors import BudgetExhaustedError
 from adadp.memory import advising, out_of_memory
@@ -34,9 +34,11 @@ class TrainingStep:
     """Everything between two batches: `step(inputs, targets)` is zero_grad, loss, backward and optimizer.step().
 
     `loss(*batch)` is the mean (or sum) over the batch's examples that `make_private` was told of, and runs the private
-    module. It is called once for each recording, so it must do the same for every batch. On a CPU, and wherever a step
-    cannot be recorded, the same work is done step by step; `replays` counts what was replayed, `why_not` says
-    what stands in the way. Nothing is returned: a loss over private examples is not covered by any guarantee.
+    module. It is called once for each recording, so it must do the same for every batch, and find all of the batch in
+    its arguments: whatever else it reads stays as it was recorded, and that lot would be seen again with every other.
+    On a CPU, and wherever a step cannot be recorded, the same work is done step by step; `replays` counts what was
+    replayed, `why_not` says what stands in the way. Nothing is returned: a loss over private examples is not covered by
+    any guarantee.
     """
 
     def __init__(self, optimizer: PrivateOptimizer, loss: Callable[..., Tensor]) -> None:
@@ -49,6 +51,8 @@ class TrainingStep:
 
     def __call__(self, *batch: Any) -> None:
         microbatch = self.optimizer._loader.current
+        if self._outdated():  # by a step that was made elsewhere: what that left is completed by an ordinary one
+            self._ordinary = min(self._ordinary, WARM_UP - 1)
         if self.why_not is None and microbatch is not None and self._replayable(microbatch):
             try:
                 self._replay(microbatch, batch)
@@ -62,8 +66,14 @@ class TrainingStep:
             self._ordinarily(batch)
         # What a refresh leaves is completed by the first lot that uses it.
         self._ordinary = self._ordinary + 1 if steady else min(self._ordinary, WARM_UP - 1)
-        if self._recording is not None and not self._recording.current(self.optimizer):
-            self._recording = None
+        self._outdated()
+
+    def _outdated(self) -> bool:
+        """Whether the recording works on what the clipping no longer keeps; it is then dropped."""
+        if self._recording is None or self._recording.current(self.optimizer):
+            return False
+        self._recording = None
+        return True
 
     def _ordinarily(self, batch: tuple[Any, ...]) -> None:
         current = self.optimizer._loader.current
@@ -161,12 +171,13 @@ class _Recording:
     ) -> None:
         self.signature = signature
         step = optimizer._step
+        _refuse_what_is_not_copied(microbatch, tree_leaves(batch))
         device = next(iter(optimizer._parameters.values())).device
         self._batch = tree_map(lambda part: part.to(device, copy=True) if isinstance(part, Tensor) else part, batch)
         self._real = torch.zeros((), dtype=torch.long, device=device)
         objects = step.clipping.objects()
         before = _State(objects)
-        self._state = before.tensors
+        self._state = before  # with all that the recorded work reads, and whoever made it may have let go of
         self._graph = torch.cuda.CUDAGraph()
         self._graph.register_generator_state(step._randomness.generator_to_record(device))
         optimizer.zero_grad()
@@ -179,12 +190,15 @@ class _Recording:
                     optimizer.release(recorded)
                     before.follow(_State(objects))
         except BaseException:
+            optimizer.zero_grad()  # nobody has computed what was set there
             step.capture.discard()
+            step.take_back(microbatch)
             step._randomness.renew(device)
             raise
         finally:
             before.restore()  # nothing was computed yet: the first replay does
             optimizer._loader.announce(microbatch)
+        self._begun = step.begun
         self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
 
     def play(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
@@ -197,8 +211,12 @@ class _Recording:
 
     def current(self, optimizer: PrivateOptimizer) -> bool:
         """Whether the clipping's state is the one that was recorded: an ordinary step may have replaced it."""
-        now = _State(optimizer._step.clipping.objects()).tensors
-        return now.keys() == self._state.keys() and all(now[path] is self._state[path] for path in now)
+        step = optimizer._step
+        if self._begun != step.begun:  # not all lots since were replayed
+            if not self._state.kept_in(_State(step.clipping.objects())):
+                return False
+            self._begun = step.begun
+        return True
 
 
 @contextmanager
@@ -249,11 +267,34 @@ def _obstacle(optimizer: PrivateOptimizer) -> str | None:
 
 def _signature(optimizer: PrivateOptimizer, microbatch: Microbatch, batch: tuple[Any, ...]) -> Any:
     """What Python and the libraries decide by. Two lots with the same signature are the same work."""
-    module = optimizer._step.capture.module
-    parts = [(part.shape, part.dtype) if isinstance(part, Tensor) else part for part in tree_leaves(batch)]
+    step = optimizer._step
+    leaves, form = tree_flatten(batch)
+    parts = [(part.shape, part.dtype) if isinstance(part, Tensor) else part for part in leaves if _is_copied(part)]
     weights = [(p.data_ptr(), p.requires_grad) for p in optimizer._parameters.values()]
     modes = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.get_float32_matmul_precision())
-    return microbatch.count, microbatch.planned, parts, weights, modes, module.training
+    training = [part.training for part in step.capture.module.modules()]
+    settings = [[v for k, v in vars(part).items() if _is_setting(part, k, v)] for part in step.clipping.objects()]
+    numbers = microbatch.count, microbatch.planned, step.noise_multiplier, step.loss_scale
+    return numbers, form, parts, weights, modes, training, settings
+
+
+def _is_setting(part: object, name: str, value: Any) -> bool:
+    """Whether this attribute of a clipping is one that the user may set: a number or a word. Counters are not."""
+    return isinstance(value, int | float | str) and not (name == "step" and isinstance(part, Source))
+
+
+def _is_copied(part: Any) -> bool:
+    """Whether a part of a batch is put in the recorded one's place, or is the same in both."""
+    return part is None or isinstance(part, Tensor | int | float | str)
+
+
+def _refuse_what_is_not_copied(microbatch: Microbatch, parts: list[Any]) -> None:
+    """A recording sees what is copied into its batch. Anything else would be the first lot's at every replay."""
+    foreign = [type(part).__name__ for part in parts if not _is_copied(part)]
+    if foreign:
+        raise _CannotBeReplayedError(f"the batch has a {foreign[0]} in it: only tensors can be given to a replay")
+    if not any(isinstance(part, Tensor) and part.ndim and microbatch.count in part.shape[:2] for part in parts):
+        raise _CannotBeReplayedError("no example is in what the step is given: the loss must take all of its batch")
 
 
 def _ours(part: object) -> bool:
@@ -270,6 +311,17 @@ class _State:
         self.tensors: dict[Any, Tensor] = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
         self._others = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
 
+    def kept_in(self, now: _State) -> bool:
+        """Whether the same things are kept still, each in its place."""
+        mine, others = self.tensors | self._others, now.tensors | now._others
+        return mine.keys() == others.keys() and all(
+            self._counted(path) or _same(value, others[path]) for path, value in mine.items()
+        )
+
+    def _counted(self, path: tuple[Any, ...]) -> bool:
+        """Whether that is a source's number of lots."""
+        return path[1:] == ("step",) and isinstance(self._objects[path[0]], Source)
+
     def restore(self) -> None:
         """Put everything back as it was."""
         for part, kept in zip(self._objects, self._kept, strict=True):
@@ -281,9 +333,8 @@ class _State:
         if self.tensors.keys() != after.tensors.keys() or self._others.keys() != after._others.keys():
             raise _CannotBeReplayedError("the clipping keeps more, or less, after a lot than before it")
         for path, value in self._others.items():
-            counted = path[1:] == ("step",) and isinstance(self._objects[path[0]], Source)
             # Sources count their lots, and count those that are replayed (`count_lot`). Nothing else may change.
-            if not _same(value + 1 if counted else value, after._others[path]):
+            if not _same(value + 1 if self._counted(path) else value, after._others[path]):
                 raise _CannotBeReplayedError(f"{type(self._objects[path[0]]).__name__}.{path[1]} changes with each lot")
         moved = [(old, after.tensors[path]) for path, old in self.tensors.items() if after.tensors[path] is not old]
         if len({old.data_ptr() for old, _ in moved}) < len(moved) or any(old.shape != new.shape for old, new in moved):
@@ -308,4 +359,6 @@ def _walk(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], 
 
 
 def _same(old: Any, new: Any) -> bool:
-    return old is new or (isinstance(old, int | float | str | tuple) and type(old) is type(new) and old == new)
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        return len(old) == len(new) and all(map(_same, old, new))
+    return old is new or (isinstance(old, int | float | str) and type(old) is type(new) and old == new)

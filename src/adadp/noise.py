@@ -28,7 +28,7 @@ class Randomness:
         self.secure = secure and seed is None
         self._seed = secrets.randbits(256) if seed is None else seed
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._recorded_from = torch.empty(0, dtype=torch.uint8)
+        self._renewed = 0
 
     @property
     def assumption(self) -> str:
@@ -49,15 +49,16 @@ class Randomness:
 
     def generator_to_record(self, device: torch.device) -> torch.Generator:
         """The one that draws on `device`: a recording of a step has to know it."""
-        generator = self._generator(device)
-        self._recorded_from = generator.get_state()
-        return generator
+        return self._generator(device)
 
     def renew(self, device: torch.device) -> None:
-        """Go on as before a recording that failed and left its generator unusable. Nothing was drawn in it."""
-        renewed = torch.Generator(device)
-        renewed.set_state(self._recorded_from)
-        self._generators[device] = renewed
+        """Draw from a new stream after a recording that failed, which leaves its generator unusable.
+
+        Not from where that one stands: another recording may hold it still, and would draw the same noise for its lots.
+        """
+        self._renewed += 1
+        name = f"{self._seed} {device.type} {device.index or 0} renewed {self._renewed}"
+        self._generators[device] = _started(device, name)
 
     def normal(self, like: Tensor) -> Tensor:
         """Independent standard normal values of `like`'s shape and device, in float32 or better."""

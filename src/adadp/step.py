@@ -53,6 +53,7 @@ class PrivateStep:
         self._charged: int | None = None
         self._released: int | None = None
         self._next = 0
+        self.begun = 0  # how many lots were worked on, replayed ones left out
         self._lost: Tensor | None = None  # of this lot, not shown before it is charged
 
     # ---- a lot, microbatch by microbatch ------------------------------------------------------------------------
@@ -103,6 +104,7 @@ class PrivateStep:
     def _begin(self, lot: int) -> None:
         self._drop()
         self._lot = lot
+        self.begun += 1
         active = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.clipping.begin(active, self)
 
@@ -174,6 +176,11 @@ class PrivateStep:
         assert self._charged == microbatch.lot
         self.clipping.count_lot()
         self._released = microbatch.lot
+        self._drop()
+
+    def take_back(self, microbatch: Microbatch) -> None:
+        """Forget the release of a lot in a recording that failed: nothing of it was computed. It stays charged."""
+        self._released = None if self._released == microbatch.lot else self._released
         self._drop()
 
     # ---- what sources of shapes may ask for (ModelGradients): no private data is involved -------------------------
