@@ -53,6 +53,24 @@ def test_the_denominator_is_the_expected_lot(reduction: str, physical: int | Non
     assert optimizer.noise_multiplier == QUIET
 
 
+def test_a_bound_that_is_lowered_within_a_lot_is_refused() -> None:
+    """What was bounded by the old one would get the noise of the new one."""
+    clipping = Flat(10.0)
+    _, model, optimizer, loader = private(clipping=clipping, sampling="fixed", max_physical_batch_size=2)
+    batches = iter(loader)
+    step(model, optimizer, next(batches))
+    clipping.max_grad_norm = 0.1
+    with pytest.raises(TrainingLoopError, match="within a lot"):
+        step(model, optimizer, next(batches))
+    while not loader.current.last:
+        next(batches)
+    for batch in batches:  # between lots it may change
+        step(model, optimizer, batch)
+        if loader.current.last:
+            clipping.max_grad_norm *= 0.5
+    assert clipping.max_grad_norm < 0.1
+
+
 @pytest.mark.parametrize("scale", [1.0, 64.0])
 def test_a_regulariser_on_the_weights_is_added_as_it_is(scale: float) -> None:
     found = []

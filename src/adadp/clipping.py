@@ -88,6 +88,15 @@ class Clipping(ABC):
         """This and everything below it that keeps state between lots."""
         return [self]
 
+    def settings(self) -> list[object]:
+        """All numbers and words that the user may set on this and what is below it; not how many lots there were."""
+        return [
+            value
+            for part in self.objects()
+            for name, value in vars(part).items()
+            if isinstance(value, int | float | str) and not (name == "step" and isinstance(part, Source))
+        ]
+
     def steady(self) -> bool:
         """Whether the next lot is handled as the last one was: nothing to refresh, nothing for the host to decide."""
         return False

@@ -273,14 +273,8 @@ def _signature(optimizer: PrivateOptimizer, microbatch: Microbatch, batch: tuple
     weights = [(p.data_ptr(), p.requires_grad) for p in optimizer._parameters.values()]
     modes = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.get_float32_matmul_precision())
     training = [part.training for part in step.capture.module.modules()]
-    settings = [[v for k, v in vars(part).items() if _is_setting(part, k, v)] for part in step.clipping.objects()]
     numbers = microbatch.count, microbatch.planned, step.noise_multiplier, step.loss_scale
-    return numbers, form, parts, weights, modes, training, settings
-
-
-def _is_setting(part: object, name: str, value: Any) -> bool:
-    """Whether this attribute of a clipping is one that the user may set: a number or a word. Counters are not."""
-    return isinstance(value, int | float | str) and not (name == "step" and isinstance(part, Source))
+    return numbers, form, parts, weights, modes, training, step.clipping.settings()
 
 
 def _is_copied(part: Any) -> bool:

@@ -53,6 +53,7 @@ class PrivateStep:
         self._charged: int | None = None
         self._released: int | None = None
         self._next = 0
+        self._settings: list[object] = []  # the clipping's, for a lot that comes in several parts
         self.begun = 0  # how many lots were worked on, replayed ones left out
         self._lost: Tensor | None = None  # of this lot, not shown before it is charged
 
@@ -94,6 +95,13 @@ class PrivateStep:
                 f"microbatch {microbatch.index} of lot {microbatch.lot} came where {self._next} was due: "
                 "optimizer.step() must be called exactly once for each batch of the loader (it does nothing but add up "
                 "until the lot is complete)"
+            )
+        if microbatch.index == 0:
+            self._settings = [] if microbatch.last else self.clipping.settings()
+        elif self.clipping.settings() != self._settings:
+            raise TrainingLoopError(
+                "the clipping was changed within a lot: what was bounded before would get the noise of what it is now. "
+                "Change it between lots, where loader.current.last is True."
             )
         with planned_for(microbatch.planned):
             return self.clipping.bound(self._gradients(microbatch))
