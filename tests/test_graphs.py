@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
 from adadp.accounting.events import PoissonGaussian
+from adadp.algorithms.dpopt import OptimisedNoise
 from adadp.clipping import Grouped, PerLayer
 from adadp.graphs import _CannotBeReplayedError, _State
 from adadp.noise import Randomness
@@ -30,6 +31,7 @@ CLIPPINGS: dict[str, Callable[[], Clipping]] = {
     "Kronecker, released": lambda: Ellipsoid(0.5, shape=Kronecker(), source=Released(every=4)),
     "diagonal, paid": lambda: Ellipsoid(0.5, shape=Diagonal(), source=Paid(every=4)),
     "local": lambda: Local(0.5, threshold=0.0),
+    "optimised noise": lambda: OptimisedNoise(0.5, source=_probe(), floor=0.1, threshold=0.0),
 }
 
 
@@ -120,7 +122,7 @@ def test_a_steady_lot_changes_tensors_and_counters_alone(name: str) -> None:
     run = Recorded(CLIPPINGS[name])
     run.go(2)
     steady, settled = 0, False
-    for _ in range(12):
+    for _ in range(20):
         before, due = _State(run.clipping.objects()), run.clipping.steady()
         run.go()
         settled, complete = due, due and settled

@@ -89,8 +89,7 @@ class OptimisedNoise(_Optimised):
     axes: Mapping[str, Tensor] = MappingProxyType({})
 
     def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
-        number = self.source.step + 1  # of the lot to come; no gradient is known before the second
-        if self.axes and number > 1 and number % self.every and set(parameters) == set(self.axes):
+        if self._keeps_axes() and set(parameters) == set(self.axes):
             self.parameters, self.expected_lot = dict(parameters), model.expected_lot
             self.source.before_lot(self.shape, self.parameters, model)
             return
@@ -98,6 +97,13 @@ class OptimisedNoise(_Optimised):
         length = self._flat(self.bounds).norm() if self.bounds else torch.ones(())
         self.bounds = {name: bound / length.clamp_min(1e-30) for name, bound in self.bounds.items()}
         self.axes = self._axes() if self.local else {}
+
+    def _keeps_axes(self) -> bool:
+        number = self.source.step + 1  # of the lot to come; no gradient is known before the second
+        return bool(self.axes) and number > 1 and number % self.every != 0
+
+    def steady(self) -> bool:
+        return self._keeps_axes() and super().steady()
 
     def _bounded(self, gradients: Gradients) -> Release:
         inside = gradients
