@@ -34,7 +34,8 @@ def measure(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, A
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         form = _FORM[dataset]
-        steps = {who: stepper(*_parted(who), "paper", form, batch, bench.device) for who in WHO}
+        replayed = settings.get("replayed", False)
+        steps = {who: stepper(*_parted(who), "paper", form, batch, bench.device, replayed) for who in WHO}
         times = milliseconds(steps, rounds, bench.device)
     return {
         "median_ms": {who: round(statistics.median(found), 4) for who, found in times.items()},
@@ -49,9 +50,18 @@ def _parted(who: str) -> tuple[str, str | None]:
 
 
 def stepper(
-    name: str, reading: str | None, model_name: str, form: tuple[int, ...], batch: int, device: str = "cpu"
+    name: str,
+    reading: str | None,
+    model_name: str,
+    form: tuple[int, ...],
+    batch: int,
+    device: str = "cpu",
+    replayed: bool = False,
 ) -> Callable[[], None]:
-    """A whole step of an algorithm, optimizer included, on random inputs of shape `form`."""
+    """A whole step of an algorithm, optimizer included, on random inputs of shape `form`.
+
+    With `replayed` the steps that can be are replayed on a GPU, as in training; neither plain SGD's nor AGD's can.
+    """
     inputs, targets = torch.rand(batch, *form, device=device), torch.randint(10, (batch,), device=device)
     module = models.build(model_name, form, 10).to(device)
     made = algorithms.create(name, reading, {"lr": 1e-4})
@@ -64,7 +74,7 @@ def stepper(
     _, private, lots = made.make_private(
         PrivacyEngine(seed=0), module=module, optimizer=optimizer, noise_multiplier=8.0,
         data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=batch),
-        task=algorithms.Task(batch, 100_000, probes), pad_lots=device.startswith("cuda") and not made.looks,
+        task=algorithms.Task(batch, 100_000, probes), pad_lots=replayed and not made.looks,
     )  # fmt: skip
     numbers, work = iter(range(10**9)), made.training_step(private, module)
 
@@ -78,8 +88,10 @@ def stepper(
 def _jobs(options: Options) -> list[Job]:
     kind = "cuda" if options.device.startswith("cuda") else "cpu"
     rounds = 10 if options.quick else 150 if kind == "cuda" else 50
+    ways: list[dict[str, Any]] = [{}, {"replayed": True}] if kind == "cuda" else [{}]
     return [
-        Job(measure, {"dataset": name, "batch": batch, "rounds": rounds, "on": kind}, alone=True, cost=20)
+        Job(measure, {"dataset": name, "batch": batch, "rounds": rounds, "on": kind, **way}, alone=True, cost=20)
+        for way in ways
         for name, batch in BATCH.items()
     ]
 
