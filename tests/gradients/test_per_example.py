@@ -11,6 +11,7 @@ from torch import Tensor
 from adadp.gradients import per_example
 from adadp.gradients import products as product_forms
 from adadp.gradients.arithmetic import norms
+from adadp.gradients.collection import Gradients
 from adadp.gradients.factors import Factor, LowRank, Spectrum
 from adadp.gradients.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
 from adadp.gradients.products import Products
@@ -313,3 +314,28 @@ def test_moments_of_a_model_that_diverged(moment: float, rank: int) -> None:
     keep = lengths.isfinite()
     total = inside.weighted_sum(torch.where(keep, 1 / lengths, 0.0), keep)
     assert total.double().norm() <= keep.sum() + 1e-5
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_a_cpu_that_may_multiply_in_bfloat16_does_not(precision: str) -> None:
+    """Norms allow for float32: what a CPU does with "medium" is cut to eight bits, sums of stored gradients too."""
+    seen = []
+
+    class Watched(Dense):
+        def squared_norms(self) -> Tensor:
+            seen.append(torch.get_float32_matmul_precision())
+            return super().squared_norms()
+
+        def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+            seen.append(torch.get_float32_matmul_precision())
+            return super().weighted_sum(weights, keep)
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        gradients = Gradients({"w": Watched(torch.randn(3, 5))}, 3, keep=torch.ones(3, dtype=torch.bool))
+        gradients.weighted_sums(gradients.norms())
+        assert seen == ["highest", "highest"]
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)

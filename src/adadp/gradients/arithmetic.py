@@ -111,7 +111,19 @@ def flattened(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """No autocast: a sum in bfloat16 of what was measured in float32 would not be what was measured."""
+    """No autocast: a sum in bfloat16 of what was measured in float32 would not be what was measured.
+
+    Nor any lower precision of products on a CPU, where no bound allows for it. On a GPU they do (`unit_roundoff`).
+    """
+    precision = torch.get_float32_matmul_precision()
+    if precision != "highest" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.set_float32_matmul_precision("highest")
+        try:
+            with exact_arithmetic():
+                yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        return
     if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
         yield  # leaving it is several times the price of asking, and steps ask often
         return
