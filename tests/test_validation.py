@@ -434,3 +434,38 @@ def test_packed_sequences_of_different_lengths_are_not_mixing() -> None:
         optimizer.step()
         steps += 1
     assert steps == 4
+
+
+# ---- precision -----------------------------------------------------------------------------
+
+
+def test_a_precision_that_no_bound_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise RuntimeError("mix of the legacy and new APIs")  # what torch says then
+
+    _, model, optimizer, loader = private()
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", unknown)
+    with pytest.raises(ConfigurationError, match="set_float32_matmul_precision"):
+        epoch(model, optimizer, loader)
+
+
+def test_models_are_tried_out_with_all_bits() -> None:
+    """With TF32 another number of examples is another kernel, and looked like examples that mix."""
+    seen = []
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            return x
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    try:
+        model = nn.Sequential(Looks(), nn.Linear(3, 2))
+        _, model, optimizer, loader = private(model)
+        epoch(model, optimizer, loader)
+        assert ("highest", False) in seen[:5]
+        assert seen[-1] == ("high", before[1])
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", before[1])
+    finally:
+        torch.set_float32_matmul_precision(before[0])

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from adadp.errors import BudgetExhaustedError
+from adadp.gradients.arithmetic import convolutions_are_cut, matmul_precision
 from adadp.memory import advising, out_of_memory
 from adadp.optimizer import PrivateOptimizer
 from adadp.sampling import Microbatch
@@ -271,7 +272,8 @@ def _signature(optimizer: PrivateOptimizer, microbatch: Microbatch, batch: tuple
     leaves, form = tree_flatten(batch)
     parts = [(part.shape, part.dtype) if isinstance(part, Tensor) else part for part in leaves if _is_copied(part)]
     weights = [(p.data_ptr(), p.requires_grad) for p in optimizer._parameters.values()]
-    modes = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.get_float32_matmul_precision())
+    precision = matmul_precision(), convolutions_are_cut()
+    modes = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), precision)
     training = [part.training for part in step.capture.module.modules()]
     numbers = microbatch.count, microbatch.planned, step.noise_multiplier, step.loss_scale
     return numbers, form, parts, weights, modes, training, step.clipping.settings()

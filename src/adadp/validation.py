@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from adadp.errors import ConfigurationError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
+from adadp.gradients.arithmetic import full_precision
 from adadp.gradients.capture import Observed
 
 _REPARAMETRIZING = (WeightNorm, SpectralNorm, BasePruningMethod)
@@ -177,7 +178,8 @@ class IndependenceCheck:
         if all(dimension is None for dimension in batched):
             return
         try:
-            conclusive = self._read_and_try(module, leaves, form, batched, count)
+            with full_precision():  # with fewer bits, another number of examples may well be another result
+                conclusive = self._read_and_try(module, leaves, form, batched, count)
         except UnsupportedModuleError as error:
             self._refused[id(module)] = str(error)
             raise

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from adadp.errors import ConfigurationError
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import row_norms
 
@@ -25,7 +26,39 @@ def unit_roundoff(tensor: Tensor) -> float:
     """Largest relative error of one multiplication in a matrix product of `tensor`, hardware modes included."""
     if tensor.dtype == torch.float64:
         return 2.0**-53
-    return TF32 if tensor.is_cuda and torch.get_float32_matmul_precision() != "highest" else 2.0**-24
+    return TF32 if tensor.is_cuda and matmul_precision() != "highest" else 2.0**-24
+
+
+def matmul_precision() -> str:
+    """What torch.set_float32_matmul_precision was told, where that is all that decides."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "a precision of float32 products was set by torch.backends...fp32_precision for one kind of product alone, "
+            "which the bounds on rounding do not know. Use torch.set_float32_matmul_precision and "
+            "torch.backends.cudnn.allow_tf32 instead."
+        ) from error
+
+
+def convolutions_are_cut() -> bool:
+    """Whether cuDNN may multiply with fewer bits."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # of some kinds of layers and not of others
+        return True
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of float32 with all their bits, on every device: results then do not depend on sizes."""
+    products = matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(products)
 
 
 TF32 = 2.0**-9  # each factor keeps ten bits after its first; the hardware cuts the others off, it does not round
@@ -115,7 +148,7 @@ def exact_arithmetic() -> Iterator[None]:
 
     Nor any lower precision of products on a CPU, where no bound allows for it. On a GPU they do (`unit_roundoff`).
     """
-    precision = torch.get_float32_matmul_precision()
+    precision = matmul_precision()
     if precision != "highest" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.set_float32_matmul_precision("highest")
         try:

@@ -16,6 +16,7 @@ from adadp.gradients.arithmetic import (
     TF32,
     accumulation_dtype,
     bounded_factors,
+    convolutions_are_cut,
     drop,
     largest_number,
     norms,
@@ -152,7 +153,7 @@ class Convolution(PerExample):
         places = math.prod(self.outputs.shape[2:])
         added = (8 + math.sqrt(places)) * 2 * (2.0**-53 if self.outputs.dtype == torch.float64 else 2.0**-24)
         multiplied = unit_roundoff(self.outputs)
-        if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
+        if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and convolutions_are_cut():
             multiplied = TF32
         return (added + 2 * multiplied) * reach
 
