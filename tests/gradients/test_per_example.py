@@ -339,3 +339,21 @@ def test_a_cpu_that_may_multiply_in_bfloat16_does_not(precision: str) -> None:
         assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("value", [0.0123, 0.3333, 1.7])
+@pytest.mark.parametrize(("rows", "columns"), [(200_000, 4), (4, 200_000), (3000, 3000)])
+def test_long_sums_of_equal_squares_are_bounded(rows: int, columns: int, value: float) -> None:
+    """Rounding goes the same way each time where all terms are equal, so a float32 sum drifts with its length."""
+    vectors = Products(torch.full((1, 1, columns), 0.37), torch.full((1, 1, rows), value))
+    form = vectors.scaled(torch.full((rows, columns), 0.7713))
+    added = form.weighted_sum(torch.ones(1, dtype=torch.float64), None).double().norm()
+    assert added <= form.squared_norms().sqrt() <= 1.02 * added
+
+
+@pytest.mark.parametrize("value", [0.0123, 0.3333, 1.7])
+def test_many_equal_tokens_are_bounded(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Products, "_way", "again")  # measured in one order, summed in another
+    form = Products(torch.full((1, 200_000, 2), 0.1), torch.full((1, 200_000, 2), value))
+    weights = 0.5 / form.squared_norms().sqrt()
+    assert 0.49 < form.weighted_sum(weights, None).double().norm() <= 0.5

@@ -56,14 +56,14 @@ class Factor(ABC):
         """
 
 
-def _last_bit(tensor: Tensor) -> float:
+def last_bit(tensor: Tensor) -> float:
     """The relative error of one operation on values of `tensor`'s dtype."""
     return 2.0**-53 if tensor.dtype == torch.float64 else 2.0**-24
 
 
 def _rounding(tensor: Tensor) -> float:
     """Bounds |fl(x . y) - x . y| / (|x| |y|) for products along the last dimension of `tensor`, in any order."""
-    return 2 * unit_roundoff(tensor) + tensor.shape[-1] * _last_bit(tensor)
+    return 2 * unit_roundoff(tensor) + tensor.shape[-1] * last_bit(tensor)
 
 
 def _measurable(tensor: Tensor, lengths: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class DiagonalFactor(Factor):
         return torch.diag(self.values.to(like.dtype))
 
     def norms(self, tensor: Tensor, lengths: Tensor) -> Tensor:
-        return _measurable(tensor, norms(self.apply(tensor))) * (1 + 2 * _last_bit(tensor))
+        return _measurable(tensor, norms(self.apply(tensor))) * (1 + 2 * last_bit(tensor))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class LowRank(Factor):
         along = (inner.flatten(1, -2).sum(1) if inner.ndim > 2 else inner) @ (top - rest)
         # An x that lies in the basis is all taken off rest^2 |x|^2 again: the difference is wrong by what the products
         # with the basis are wrong by (2 and a little for the square), and by the basis's skew (1 + skew, at most 2).
-        wrong = 3 * math.sqrt(len(self.top)) * _rounding(tensor) + 2 * self.skew + 8 * _last_bit(tensor)
+        wrong = 3 * math.sqrt(len(self.top)) * _rounding(tensor) + 2 * self.skew + 8 * last_bit(tensor)
         return (whole * (rest + wrong * torch.maximum(rest, top.amax())) + along).clamp_min(0).sqrt()
 
 

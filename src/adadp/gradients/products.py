@@ -6,7 +6,6 @@ alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from adadp.gradients.arithmetic import (
     unit_roundoff,
     weighted,
 )
-from adadp.gradients.factors import Factor
+from adadp.gradients.factors import Factor, last_bit
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.per_example import (
@@ -149,7 +148,8 @@ class Products(PerExample):
 
     def rounding(self) -> Tensor:
         """How far a weighted sum may be from the true one: it is summed in another order than its norm."""
-        allowance = (8 + math.sqrt(self.tokens)) * 2.0**-24 if self.outputs.dtype == torch.float32 else 2.0**-48
+        # Where all terms are equal, each addition rounds the same way: the error grows with their number, not its root.
+        allowance = (8 + self.tokens) * last_bit(self.outputs)
         return (allowance + 2 * unit_roundoff(self.outputs)) * self.reach
 
     def gram_norms(self) -> Tensor:
@@ -295,7 +295,7 @@ class ScaledVectors(PerExample):
                 bound = ((outputs.square() @ weights) * inputs.square()).sum(1)
             else:  # the longer side first: what is left to multiply is short
                 bound = ((inputs.square() @ weights.T) * outputs.square()).sum(1)
-            bound = bound.double() * (1 + 2.0**-16)
+            bound = bound.double() * (1 + self._summing)
             lengths = (1 + input_norms.square()) * (1 + output_norms.square())  # squares of steep scales vanish too
             bound += 2e-38 * sum(weights.shape) * lengths
             safe = ((input_norms > 1e-9) & (input_norms < 1e9)) & ((output_norms > 1e-9) & (output_norms < 1e9))
@@ -316,10 +316,13 @@ class ScaledVectors(PerExample):
         outputs = (outputs / output_norms.unsqueeze(1)).to(outputs.dtype)
         form = ((outputs.square() @ weights.to(outputs.dtype)) * inputs.square()).sum(1)
         vanished = 2e-38 * sum(weights.shape)  # what squares of unit values can still hide
-        # That of the sum, whatever the form was taken in.
-        rounding = 2.0**-40 if self.vectors.outputs.dtype == torch.float64 else 2.0**-16
-        rounding += 8 * unit_roundoff(self.vectors.outputs)
+        rounding = self._summing + 8 * unit_roundoff(self.vectors.outputs)
         return (form.double() * (1 + rounding) + vanished) * (input_norms * output_norms).square()
+
+    @property
+    def _summing(self) -> float:
+        """The relative error of the form: of its two sums, of terms that are not negative, and of a few products."""
+        return (16 + sum(self.vectors.matrix)) * 2 * last_bit(self.vectors.outputs)
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         return self.vectors.weighted_sum(weights, keep) * self.scale
