@@ -192,3 +192,16 @@ def test_random_settings(data: st.DataObject) -> None:
         inputs, outputs, kernel, stride, padding, dilation, groups, draw(st.booleans()), mode
     ).double()
     assert_matches(model, [torch.randn(draw(st.integers(1, 4)), inputs, *size, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize(("channels", "side", "kernel"), [(3, 224, 3), (1, 400, 1)])
+@pytest.mark.parametrize("value", [0.1, 0.3333, 1.7])
+def test_blank_images_are_bounded(
+    channels: int, side: int, kernel: int, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal terms round the same way each time: the sum and the product that was measured drift apart with the size."""
+    monkeypatch.setattr(Convolution, "_keeps", False)
+    geometry = Geometry(torch.Size((4, channels, kernel, kernel)), (1, 1), (kernel // 2,) * 2, (1, 1), 1)
+    form = Convolution(torch.full((1, channels, side, side), 0.1), torch.full((1, 4, side, side), value), geometry)
+    weights = 0.5 / form.squared_norms().sqrt()
+    assert 0.48 < form.weighted_sum(weights, None).double().norm() <= 0.5

@@ -24,7 +24,7 @@ from adadp.gradients.arithmetic import (
     unit_roundoff,
     weighted,
 )
-from adadp.gradients.factors import Factor
+from adadp.gradients.factors import Factor, last_bit
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.layer import Layer, Taps, no_batch, supports
@@ -151,7 +151,7 @@ class Convolution(PerExample):
         inputs, outputs = self._factor_norms
         reach = inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
         places = math.prod(self.outputs.shape[2:])
-        added = (8 + math.sqrt(places)) * 2 * (2.0**-53 if self.outputs.dtype == torch.float64 else 2.0**-24)
+        added = (8 + places) * last_bit(self.outputs)
         multiplied = unit_roundoff(self.outputs)
         if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and convolutions_are_cut():
             multiplied = TF32
