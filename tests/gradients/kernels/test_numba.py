@@ -268,3 +268,14 @@ def test_works_where_nothing_compiled_can_be_kept() -> None:
     environment["PYTHONPATH"] = os.pathsep.join([folder, environment.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+def test_bounds_of_another_kind_of_number_are_refused() -> None:
+    """Read as float32, what is a float64 is no bound at all."""
+    bound = torch.full((3, 16), 0.1, dtype=torch.float64)
+    with pytest.raises(TypeError):
+        with_numba.outer_clamped(torch.ones(2, 3), torch.ones(2, 16), bound)
+    with pytest.raises(TypeError):
+        with_numba.dense_clamped(torch.ones(2, 3, 16), bound)
+    with pytest.raises(TypeError):
+        with_numba.dense_norms(torch.ones(2, 3, 16), bound)

@@ -137,17 +137,17 @@ def _zeros(bound: Tensor, moments: bool) -> tuple[Tensor, Tensor | None]:
 
 def _run(loop: Callable[[bool], Any], variant: bool, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
     """Run one of the loops over tensors, which it knows by their addresses: it would not see that they are others."""
-    for tensor in tensors:
+    for place, tensor in enumerate(tensors):
+        exact = loop is squared_lengths and place == len(tensors) - 1  # where it puts what it found
         if tensor is not None and not (
-            tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype in _TYPES
+            tensor.device.type == "cpu"
+            and tensor.is_contiguous()
+            and tensor.dtype == (torch.float64 if exact else torch.float32)
         ):
             raise TypeError(f"a CPU kernel was given {tensor.dtype} on {tensor.device}, or values that lie apart")
     addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
     numbers = (ctypes.c_int64 * (1 + len(tensors) + len(sizes)))(0, *addresses, *sizes)
     in_parallel(_compiled(loop, variant).address, ctypes.addressof(numbers))
-
-
-_TYPES = (torch.float32, torch.float64)
 
 
 @cache
