@@ -17,10 +17,10 @@ from adadp.gradients.arithmetic import accumulation_dtype
 class Randomness:
     """Gaussian and uniform draws.
 
-    By default PyTorch's generator, started from 256 bits of the system's entropy: fast, and unpredictable to whoever
-    does not see its output un-noised, but not a cryptographic generator. `secure=True` takes every bit from the
-    system's cryptographic source instead (slower). A `seed` is for tests and papers: whoever knows it can take the
-    noise off.
+    By default PyTorch's generator, started from 256 bits of the system's entropy (63 on a GPU, whose generator takes no
+    more): fast, and unpredictable to whoever does not see its output un-noised, but not a cryptographic generator.
+    `secure=True` takes every bit from the system's cryptographic source instead (slower). A `seed` is for tests and
+    papers: whoever knows it can take the noise off.
     """
 
     def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:

@@ -177,7 +177,8 @@ class Dense(PerExample):
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         flat = flattened(drop(self.gradients, keep))
-        return (weights.to(flat.dtype) @ flat).view(self.shape)
+        # A matrix times a vector: unlike a product of matrices, GPUs take it in all bits of float32, as the norms were.
+        return torch.mv(flat.T, weights.to(flat.dtype)).view(self.shape)
 
     def dense(self, examples: slice) -> Tensor:
         return self.gradients[examples]

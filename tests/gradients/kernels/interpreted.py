@@ -328,3 +328,15 @@ def test_every_example_has_one_program(tiles: int, examples: int) -> None:
     assert (splits - 1) * each < examples <= splits * each
     if examples >= 600:
         assert tiles * splits >= 132  # every multiprocessor has something to do
+
+
+def test_more_entries_than_32_bits_count_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "MOST_ENTRIES", 10)
+    for name in ("outer_clamped", "dense_clamped", "dense_norms", "products_norms", "products_clamped"):
+        monkeypatch.setattr(reference, name, lambda *given, name=name: name)
+    outputs, inputs, bound = torch.randn(3, 2, 4), torch.randn(3, 2, 5), torch.rand(4, 5)
+    assert kernels.outer_clamped(outputs[:, 0], inputs[:, 0], bound) == "outer_clamped"
+    assert kernels.dense_clamped(torch.randn(3, 4, 5), bound) == "dense_clamped"
+    assert kernels.dense_norms(torch.randn(3, 4, 5)) == "dense_norms"
+    assert kernels.products_norms(outputs, inputs) == "products_norms"
+    assert kernels.products_clamped(outputs, inputs, bound) == "products_clamped"

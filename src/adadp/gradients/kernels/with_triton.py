@@ -6,16 +6,16 @@ product cuts both its factors to ten bits, and is off by at most 2^-9 of what wa
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from adadp.gradients.kernels import reference, triton_rows
+from adadp.gradients.kernels import reference, triton_outer, triton_rows
 from adadp.gradients.kernels.reference import Sums
-from adadp.gradients.kernels.triton_outer import outer_clamped
 from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
-from adadp.gradients.kernels.triton_rows import dense_clamped, dense_norms, kept, products_norms, row_norms, weighted
+from adadp.gradients.kernels.triton_rows import kept, row_norms, weighted
 
 if TYPE_CHECKING:
     from adadp.gradients.convolution import Geometry
@@ -26,8 +26,42 @@ __all__ = [
 ]  # fmt: skip
 
 
+# Within one example, entries are counted in 32 bits.
+MOST_ENTRIES = 2**31 - 2**16
+
+
+def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]."""
+    if bound.numel() > MOST_ENTRIES:
+        return reference.outer_clamped(outputs, inputs, bound, moments)
+    return triton_outer.outer_clamped(outputs, inputs, bound, moments)
+
+
+def dense_clamped(gradients: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Sums over the gradients [n, *shape] of examples, bound of that shape."""
+    if bound.numel() > MOST_ENTRIES:
+        return reference.dense_clamped(gradients, bound, moments)
+    return triton_rows.dense_clamped(gradients, bound, moments)
+
+
+def dense_norms(gradients: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Squared norms of gradients [n, ...], multiplied elementwise by `scale`; [n], float64."""
+    if math.prod(gradients.shape[1:]) > MOST_ENTRIES:
+        return reference.dense_norms(gradients, scale)
+    return triton_rows.dense_norms(gradients, scale)
+
+
+def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Squared norms of `sum_t b_nt a_nt^T`, multiplied elementwise by `scale` [rows, columns]; [n], float64."""
+    if outputs.shape[2] * inputs.shape[2] > MOST_ENTRIES:
+        return reference.products_norms(outputs, inputs, scale)
+    return triton_rows.products_norms(outputs, inputs, scale)
+
+
 def products_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
     """Sums over g_n = sum_t b_nt a_nt^T for b [n, T, rows], a [n, T, columns], bound [rows, columns]."""
+    if bound.numel() > MOST_ENTRIES:
+        return reference.products_clamped(outputs, inputs, bound, moments)
     if outputs.shape[1] == 1:
         return outer_clamped(outputs[:, 0], inputs[:, 0], bound, moments)
     return triton_rows.products_clamped(outputs, inputs, bound, moments)
@@ -37,14 +71,14 @@ def convolution_clamped(
     outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False
 ) -> Sums:
     """Sums over the gradients g_n of a convolution's weight; bound has the weight's shape."""
-    if len(geometry.kernel) > 2:
+    if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
         return reference.convolution_clamped(outputs, inputs, geometry, bound, moments)
     return clamped(convolution_operands(outputs, inputs, geometry), bound, moments, _convolution_precision())
 
 
 def convolution_norms(outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None) -> Tensor:
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
-    if len(geometry.kernel) > 2:
+    if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
         return reference.convolution_norms(outputs, inputs, geometry, scale)
     return norms(convolution_operands(outputs, inputs, geometry), scale, _convolution_precision())
 
