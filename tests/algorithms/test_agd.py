@@ -167,6 +167,8 @@ def test_what_it_cannot_do_is_refused() -> None:
     line = made.optimizer(model.parameters())
     with pytest.raises(ConfigurationError, match="microbatch"):
         made.make_private(PrivacyEngine(), optimizer=line, max_physical_batch_size=10, **given)
+    with pytest.raises(ConfigurationError, match="microbatch"):  # a lot over capacity would come in parts
+        made.make_private(PrivacyEngine(), optimizer=line, pad_lots=True, **given)
     with pytest.raises(ConfigurationError, match="candidates"):
         create("agd", None, {"candidates": 1}).make_private(PrivacyEngine(), optimizer=line, **given)
     with pytest.raises(ConfigurationError, match="see its lot"):

@@ -106,7 +106,7 @@ class AGD(Algorithm):
         """As `engine.make_private`; `task.steps` lots at `noise_multiplier` are the budget, fewer may run."""
         if not isinstance(optimizer, LineSearch):
             raise ConfigurationError("agd brings its own optimizer: pass what AGD.optimizer returns")
-        if options.get("max_physical_batch_size") is not None:
+        if options.get("max_physical_batch_size") is not None or options.get("pad_lots"):
             raise ConfigurationError("agd looks at a lot several times, so it cannot come in parts: no microbatch")
         examples, lot = check_loader(data_loader)
         event = PoissonGaussian(noise_multiplier, lot / examples)
