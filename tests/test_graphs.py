@@ -19,7 +19,7 @@ from adadp.clipping import Grouped, PerLayer
 from adadp.graphs import _CannotBeReplayedError, _State
 from adadp.noise import Randomness
 from adadp.sampling import FixedSize, Poisson, PrivateLoader
-from adadp.sources import Paid, Released
+from adadp.sources import Paid, Released, Source
 
 CLIPPINGS: dict[str, Callable[[], Clipping]] = {
     "flat": lambda: Flat(0.5),
@@ -58,9 +58,10 @@ def trained(make: Callable[[], Clipping], pad_lots: bool, *, noise: float = 1e-7
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
+@pytest.mark.parametrize("spoil", [False, True])
 @pytest.mark.parametrize("name", CLIPPINGS)
-def test_what_fills_a_lot_up_counts_for_nothing(name: str) -> None:
-    plain, padded = trained(CLIPPINGS[name], False), trained(CLIPPINGS[name], True)
+def test_what_fills_a_lot_up_counts_for_nothing(name: str, spoil: bool) -> None:
+    plain, padded = (trained(CLIPPINGS[name], padded, spoil=spoil) for padded in (False, True))
     for a, b in zip(plain, padded, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
@@ -210,6 +211,19 @@ def by_hand(run: Recorded) -> None:
     run.optimizer.zero_grad()
     nn.functional.cross_entropy(run.optimizer._step.capture.module(x), y).backward()
     run.optimizer.step()
+
+
+@pytest.mark.usefixtures("_taped")
+@pytest.mark.parametrize("name", ["Kronecker, probes", "Kronecker, released", "diagonal, paid", "local"])
+def test_replayed_lots_are_counted_so_that_refreshes_come_when_they_are_due(name: str) -> None:
+    run = Recorded(CLIPPINGS[name])
+    source = next(part for part in run.clipping.objects() if isinstance(part, Source))
+    for lot in range(14):
+        run.go()
+        assert source.step == lot
+    assert run.step.replays >= 4
+    if name != "local":
+        assert run.step.replays <= 10  # every fourth lot is an ordinary one
 
 
 @pytest.mark.usefixtures("_taped")
