@@ -254,13 +254,13 @@ def test_a_lot_whose_recording_fails_at_the_end_is_released_once(monkeypatch: py
         raise _CannotBeReplayedError("on purpose")
 
     monkeypatch.setattr(_State, "follow", refuse)
-    generator = randomness._generator(torch.device("cpu"))
+    generator = randomness.generator(torch.device("cpu"))
     with pytest.warns(UserWarning, match="on purpose"):
         run.go()
     assert run.step.replays == 0
     assert len(charged) == 3
     assert step._released == run.optimizer._loader.current.lot  # type: ignore[union-attr]
-    assert randomness._generator(torch.device("cpu")) is not generator
+    assert randomness.generator(torch.device("cpu")) is not generator
     run.go(2)
     assert len(charged) == 5
 

@@ -32,7 +32,7 @@ def test_every_bit_of_a_seed_counts(other: int) -> None:
 
 
 def test_the_generator_starts_with_more_than_a_seed_of_32_bits() -> None:
-    generator = Randomness()._generator(torch.device("cpu"))
+    generator = Randomness().generator(torch.device("cpu"))
     words = generator.get_state().view(torch.int64)[3 : 3 + 624]
     from_seed = torch.Generator().manual_seed(generator.initial_seed()).get_state().view(torch.int64)[3 : 3 + 624]
     assert (words != from_seed).float().mean() > 0.99
@@ -86,8 +86,8 @@ def test_a_renewed_generator_draws_what_no_recording_can_draw_again() -> None:
     """A recording that was made earlier holds the old generator, and goes on with it."""
     randomness, device, like = Randomness(7), torch.device("cpu"), torch.zeros(50)
     randomness.normal(like)
-    held = randomness.generator_to_record(device)
-    randomness.generator_to_record(device)  # for another recording, which fails
+    held = randomness.generator(device)
+    randomness.generator(device)  # for another recording, which fails
     randomness.renew(device)
     replayed = torch.empty(50).normal_(generator=held)
     first = randomness.normal(like)

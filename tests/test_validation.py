@@ -449,6 +449,18 @@ def test_a_precision_that_no_bound_knows_is_refused(monkeypatch: pytest.MonkeyPa
         epoch(model, optimizer, loader)
 
 
+def test_fewer_bits_on_a_cpu_beside_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model, optimizer, loader = private()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    epoch(model, optimizer, loader)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ConfigurationError, match="'highest'"):
+            epoch(model, optimizer, loader)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_models_are_tried_out_with_all_bits() -> None:
     """With TF32 another number of examples is another kernel, and looked like examples that mix."""
     seen = []

@@ -180,7 +180,7 @@ class _Recording:
         before = _State(objects)
         self._state = before  # with all that the recorded work reads, and whoever made it may have let go of
         self._graph = torch.cuda.CUDAGraph()
-        self._graph.register_generator_state(step._randomness.generator_to_record(device))
+        self._graph.register_generator_state(step._randomness.generator(device))
         optimizer.zero_grad()
         recorded = replace(microbatch, real=self._real)
         optimizer._loader.announce(recorded)

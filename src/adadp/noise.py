@@ -42,14 +42,11 @@ class Randomness:
             "cryptographic generator (secure_mode=True uses one)"
         )
 
-    def _generator(self, device: torch.device) -> torch.Generator:
+    def generator(self, device: torch.device) -> torch.Generator:
+        """The one that draws on `device`, unless every draw is `secure`."""
         if device not in self._generators:
             self._generators[device] = _started(device, f"{self._seed} {device.type} {device.index or 0}")
         return self._generators[device]
-
-    def generator_to_record(self, device: torch.device) -> torch.Generator:
-        """The one that draws on `device`: a recording of a step has to know it."""
-        return self._generator(device)
 
     def renew(self, device: torch.device) -> None:
         """Draw from a new stream after a recording that failed, which leaves its generator unusable.
@@ -65,13 +62,13 @@ class Randomness:
         if self.secure:
             return _normal_from(secrets.token_bytes, like.numel()).to(like.device).view(like.shape)
         dtype = accumulation_dtype(like.dtype)
-        return torch.empty(like.shape, dtype=dtype, device=like.device).normal_(generator=self._generator(like.device))
+        return torch.empty(like.shape, dtype=dtype, device=like.device).normal_(generator=self.generator(like.device))
 
     def uniform(self, count: int) -> Tensor:
         """Independent uniform values in [0, 1), float64, on the CPU."""
         if self.secure:
             return torch.from_numpy(_uniform_from(secrets.token_bytes, count))
-        return torch.empty(count, dtype=torch.float64).uniform_(generator=self._generator(torch.device("cpu")))
+        return torch.empty(count, dtype=torch.float64).uniform_(generator=self.generator(torch.device("cpu")))
 
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0..count-1."""

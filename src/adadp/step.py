@@ -16,6 +16,7 @@ from adadp.accounting.events import Event
 from adadp.clipping import Clipping, Release
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
+from adadp.gradients.arithmetic import refuse_unbounded_precision
 from adadp.gradients.per_example import planned_for
 from adadp.noise import Randomness
 from adadp.sampling import Microbatch
@@ -121,6 +122,7 @@ class PrivateStep:
         forms = self.capture.take(count)
         scale = (count if self._mean_loss else 1.0) / self.loss_scale
         device = next(iter(self._parameters.values())).device
+        refuse_unbounded_precision(device)
         keep = microbatch.keep(device)
         gradients = Gradients(forms, count, scale=scale, keep=keep)
         if self._count_nonfinite:

@@ -41,6 +41,15 @@ def matmul_precision() -> str:
         ) from error
 
 
+def refuse_unbounded_precision(device: torch.device) -> None:
+    """Refuse what `exact_arithmetic` cannot set right: one switch for a GPU, whose bounds know it, and for a CPU's."""
+    if device.type != "cuda" and torch.cuda.is_initialized() and matmul_precision() != "highest":  # type: ignore[no-untyped-call]
+        raise ConfigurationError(
+            "torch.set_float32_matmul_precision is not 'highest': CPUs may then multiply with fewer bits than the "
+            "bounds on rounding allow for. Set it to 'highest' where a model is trained on a CPU beside work on a GPU."
+        )
+
+
 def convolutions_are_cut() -> bool:
     """Whether cuDNN may multiply with fewer bits."""
     try:
