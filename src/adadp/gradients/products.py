@@ -34,7 +34,6 @@ from adadp.gradients.per_example import (
     Sandwiched,
     Scaled,
     amplification,
-    between,
     fits,
     public,
     stored_or_recomputed,
@@ -275,14 +274,14 @@ class Products(PerExample):
         return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
 
 
-class ScaledVectors(PerExample):
+class ScaledVectors(Scaled):
     """Vectors' outer products multiplied elementwise by one matrix: the norm is a quadratic form, still unstored."""
 
     def __init__(self, vectors: Products, scale: Tensor) -> None:
-        self.vectors, self.scale = vectors, scale
-        self.count, self.shape = vectors.count, vectors.shape
+        super().__init__(vectors, scale, self._quadratic_form, vectors.weighted_sum)
+        self.vectors = vectors
 
-    def squared_norms(self) -> Tensor:
+    def _quadratic_form(self) -> Tensor:
         inputs, outputs = self.vectors.inputs[:, 0], self.vectors.outputs[:, 0]
         largest = self.scale.abs().amax().clamp_min(1e-30)
         weights = (self.scale / largest).view(outputs.shape[1], inputs.shape[1]).square()
@@ -323,17 +322,3 @@ class ScaledVectors(PerExample):
     def _summing(self) -> float:
         """The relative error of the form: of its two sums, of terms that are not negative, and of a few products."""
         return (16 + sum(self.vectors.matrix)) * 2 * last_bit(self.vectors.outputs)
-
-    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        return self.vectors.weighted_sum(weights, keep) * self.scale
-
-    def dense(self, examples: slice) -> Tensor:
-        return self.vectors.dense(examples) * self.scale
-
-    def scaled(self, scale: Tensor) -> PerExample:
-        return ScaledVectors(self.vectors, self.scale * scale)
-
-    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        return stored_or_recomputed(
-            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
-        )
