@@ -11,6 +11,7 @@ that of one run. `--show` prints the tables again from the JSON files in `--out`
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import math
@@ -252,7 +253,9 @@ def _work(job: tuple[Setting, float]) -> dict[str, Any]:
         return _bench.run(*job)
     except Exception as error:  # one method that fails must not take the others along
         return {"failed": f"{type(error).__name__}: {error}", **asdict(job[0])}
-
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()  # many workers share one GPU
 
 def best_rates(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], float]:
     """The learning rate with the best accuracy on the examples that were set aside, by task and method."""

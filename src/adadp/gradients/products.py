@@ -24,6 +24,7 @@ from adadp.gradients.arithmetic import (
     weighted,
 )
 from adadp.gradients.factors import Factor, last_bit
+from adadp.gradients.halves import HalvedProducts, may_be_halved
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.per_example import (
@@ -104,11 +105,17 @@ class Products(PerExample):
         # What is kept until all layers are measured stays of the order of what the backward pass keeps anyway.
         if fits(self.count, self.shape, self.outputs.element_size()) and entries <= cost.most_stored * factors:
             ways["stored"] = product + cost.stored * entries
+        if may_be_halved(self.outputs, self.inputs):
+            ways["half"] = product + cost.again * entries
         return min(ways, key=lambda way: ways[way])
 
     @cached_property
     def _stored(self) -> Dense:
         return Dense(self.dense(slice(0, self.count)))
+
+    @cached_property
+    def _halved(self) -> HalvedProducts:
+        return HalvedProducts(self.outputs, self.inputs, self._whole_lengths)
 
     @cached_property
     def _squared_norms(self) -> Tensor:
@@ -118,6 +125,8 @@ class Products(PerExample):
             return bounded_factors(product.square(), torch.maximum(inputs, outputs))
         if self._way == "stored":
             return self._stored.squared_norms()
+        if self._way == "half":
+            return self._halved.squared_norms()
         squared = self.gram_norms() if self._way == "gram" else self._product_norms()
         bound = (squared.sqrt() + self.rounding()).square()
         return bounded_factors(bound, *self.largest_factors)
@@ -138,6 +147,11 @@ class Products(PerExample):
         """The norms of each token's input and output gradient, each of shape [n, T]."""
         shape = (self.count, self.tokens)
         return norms(self.inputs.flatten(0, 1)).view(shape), norms(self.outputs.flatten(0, 1)).view(shape)
+
+    @cached_property
+    def _whole_lengths(self) -> tuple[Tensor, Tensor]:
+        """The norms of all of an example's output gradients and of all of its inputs, each of shape [n]."""
+        return norms(self.outputs), norms(self.inputs)
 
     @cached_property
     def reach(self) -> Tensor:
@@ -174,7 +188,12 @@ class Products(PerExample):
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         if self._way == "stored":
             return self._stored.weighted_sum(weights, keep)
+        if self._way == "half":
+            return self._halved_sum(weights, keep)
         return self._weighted_product(weights, keep)
+
+    def _halved_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        return self._halved.weighted_sum(weights, keep).view(self.shape)
 
     def _weighted_product(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         if self.rows < self.columns:
@@ -194,6 +213,9 @@ class Products(PerExample):
         if self.tokens == 1:
             return ScaledVectors(self, scale.to(self.outputs.dtype))
         factor = scale.to(self.outputs.dtype)
+        if may_be_halved(self.outputs, self.inputs):
+            matrix = factor.reshape(self.rows, self.columns)
+            return Scaled(self, factor, lambda: self._halved.squared_norms(matrix), self._halved_sum)
         if self.outputs.is_cuda:
             return Scaled(self, factor, lambda: self._scaled_norms(factor), self._weighted_product)
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
@@ -254,23 +276,33 @@ class Products(PerExample):
         return own * norms(drop(other, keep)).to(own.dtype).unsqueeze(1)
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        limit = bound.view(self.rows, self.columns).to(self.outputs.dtype)
+        if may_be_halved(self.outputs, self.inputs):
+            halved = HalvedProducts(self.outputs, self.inputs, self._whole_lengths)  # not kept: nothing comes after
+            total, squares = halved.clamped_sums(limit, scale, keep, moments)
+        else:
+            total, squares = self._whole_clamped_sums(limit, scale, keep, moments)
+        return total.view(self.shape), None if squares is None else squares.view(self.shape)
+
+    def _whole_clamped_sums(self, limit: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
         if self.rows < self.columns:
             outputs = outputs * scale
         else:
             inputs = inputs * scale
-        limit = bound.view(self.rows, self.columns).to(outputs.dtype)
         if self.tokens == 1:
-            sums = kernel("outer_clamped", outputs)(outputs[:, 0], inputs[:, 0], limit, moments)
+            sums: Sums = kernel("outer_clamped", outputs)(outputs[:, 0], inputs[:, 0], limit, moments)
         else:
             sums = kernel("products_clamped", outputs)(outputs, inputs, limit, moments)
-        total, squares = sums
-        return total.view(self.shape), None if squares is None else squares.view(self.shape)
+        return sums
 
     def finite(self) -> Tensor:
         # Every partial sum of a product's coordinates is bounded by these norms: none needs to be made.
         if self.tokens == 1:
             return self.squared_norms().sqrt() < largest_number(self.outputs)
+        if may_be_halved(self.outputs, self.inputs):
+            outputs, inputs = self._whole_lengths
+            return bounded_factors(outputs * inputs, outputs, inputs) < largest_number(self.outputs)
         return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
 
 

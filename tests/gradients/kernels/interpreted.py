@@ -14,6 +14,7 @@ from triton.runtime import interpreter
 from adadp.gradients.convolution import Geometry
 from adadp.gradients.kernels import reference, triton_products, triton_rows
 from adadp.gradients.kernels import with_triton as kernels
+from adadp.gradients.kernels.reference import Halves
 from adadp.gradients.kernels.triton_products import Blocks, clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_splits import programs_per_tile
 
@@ -218,6 +219,67 @@ def test_tiles_of_any_size(blocks: Blocks) -> None:
     expected = reference.convolution_clamped(outputs, inputs, way, bound, True)
     same_sums(clamped(operands, bound, True, "ieee", blocks), expected)
     same(norms(operands, bound, "ieee", blocks), reference.convolution_norms(outputs, inputs, way, bound))
+
+
+def same_halves(found: Halves, expected: Halves, tokens: int) -> None:
+    """The same values and units; beyond the tokens and columns that there are, zeros."""
+    assert found.size == expected.size
+    assert torch.equal(found.unit, expected.unit)
+    assert torch.equal(found.values[:, :tokens, : found.size], expected.values)
+    assert not found.values[:, tokens:].any()
+    assert not found.values[:, :, found.size :].any()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e30, 1e-37, 1e-44])
+@pytest.mark.parametrize("sizes", [(3, 16, 7), (2, 40, 130), (2, 33, 1), (0, 20, 5)], ids=str)
+def test_halves(sizes: tuple[int, int, int], scale: float) -> None:
+    tensor = drawn(*sizes) * scale
+    lengths = reference.row_norms(tensor.flatten(1))
+    found = kernels.halves(tensor, lengths)
+    same_halves(found, reference.halves(tensor, lengths), sizes[1])
+    whole = found.values[:, : sizes[1], : sizes[2]].double() * found.unit.double().view(-1, 1, 1)
+    lost = (whole - tensor.double()).flatten(1).norm(dim=1)
+    assert (lost <= lengths * 2**-11 + 2.0**-151 * math.sqrt(max(1, tensor[:1].numel()))).all()
+    assert found.values.abs().max() < 2**15 if found.values.numel() else True
+
+
+def test_halves_of_what_is_not_finite() -> None:
+    tensor = drawn(5, 20, 6)
+    tensor[1, 2, 3], tensor[2, 0, 0], tensor[3] = math.nan, -math.inf, 0.0
+    lengths = reference.row_norms(tensor.flatten(1))
+    found = kernels.halves(tensor, lengths)
+    same_halves(found, reference.halves(tensor, lengths), 20)
+    assert found.values.isfinite().all()
+    assert found.unit.ne(0).tolist() == [True, False, False, True, True]
+
+
+HALVED = [(3, 16, 7, 9), (2, 40, 20, 33), (5, 64, 1, 130), (0, 16, 4, 5), (2, 33, 130, 140)]
+
+
+@pytest.mark.parametrize("sizes", HALVED, ids=str)
+def test_products_of_halves(sizes: tuple[int, int, int, int]) -> None:
+    n, tokens, rows, columns = sizes
+    factors = drawn(tokens, n, rows).transpose(0, 1) * 1e-7, drawn(n, tokens, 2 * columns, seed=1)[..., ::2] * 1e9
+    lengths = [reference.row_norms(factor.flatten(1)) for factor in factors]
+    own = [kernels.halves(factor, length) for factor, length in zip(factors, lengths, strict=True)]
+    plain = [reference.halves(factor, length) for factor, length in zip(factors, lengths, strict=True)]
+    unit = own[0].unit * own[1].unit
+    for scale in (None, drawn(rows, columns, seed=2).T.contiguous().T):
+        found, expected = kernels.halves_norms(*own, scale), reference.halves_norms(*plain, scale)
+        torch.testing.assert_close(found, expected, rtol=2**-15, atol=0.0)
+    weights = drawn(n, seed=3).square() * unit
+    sums, other = kernels.halves_sum(*own, weights), reference.halves_sum(*plain, weights)
+    torch.testing.assert_close(sums, other, rtol=2e-5, atol=0.2)
+    bound = bounds(rows, columns) * 1e3
+    for moments in (False, True):
+        sums, other = (
+            version.halves_clamped(*both, weights, bound, moments)
+            for version, both in ((kernels, own), (reference, plain))
+        )
+        torch.testing.assert_close(sums[0], other[0], rtol=2e-5, atol=0.2)
+        assert (sums[1] is None) == (other[1] is None) == (not moments)
+        if sums[1] is not None and other[1] is not None:
+            torch.testing.assert_close(sums[1], other[1], rtol=2e-5, atol=1.0)
 
 
 def test_inputs_that_are_not_contiguous() -> None:

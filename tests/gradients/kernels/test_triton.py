@@ -41,7 +41,7 @@ def compiled(function: Any, known: dict[str, Any], ones: bool, **pointing: str) 
 
     pointers = {
         "outputs", "inputs", "bound", "matrix", "sums", "squares", "found",
-        "values", "factor", "total", "result", "weights",
+        "values", "factor", "total", "result", "weights", "tensor", "norms", "unit",
     }  # fmt: skip
     free = [name for name in function.arg_names if name not in known]
     if ones:
@@ -54,7 +54,7 @@ def compiled(function: Any, known: dict[str, Any], ones: bool, **pointing: str) 
 
 @pytest.mark.parametrize("ones", [False, True])
 def test_the_compiler_takes_every_kind(ones: bool) -> None:
-    from adadp.gradients.kernels import triton_outer, triton_products, triton_rows
+    from adadp.gradients.kernels import triton_halves, triton_outer, triton_products, triton_rows
 
     compiled(triton_outer._outer, {"ALIGNED": 1, "EXAMPLES": 4, "MOMENTS": True, "ROWS": 16, "COLUMNS": 16}, ones)
     tile = {"PRECISION": "tf32", "ROWS": 16, "COLUMNS": 16, "PLACES": 16}
@@ -63,6 +63,13 @@ def test_the_compiler_takes_every_kind(ones: bool) -> None:
         padding = {"PADDING_Y": pad, "PADDING_X": pad}
         for kind in ({"CLAMPED": True, "MOMENTS": True, "SCALED": False}, {"CLAMPED": False, "SCALED": True}):
             compiled(triton_products._products, tile | plain | padding | {"MOMENTS": False} | kind, ones)
+    half = {"ROWS": 128, "COLUMNS": 32, "TOKENS": 32}
+    factors = {"outputs": "*fp16", "inputs": "*fp16", "found": "*fp32"}
+    for kind in ("norms", "sum", "clamped"):
+        flags = {"KIND": kind, "SCALED": kind == "norms", "MOMENTS": kind == "clamped"}
+        compiled(triton_halves._products, half | flags, ones, **factors)
+    types = {"tensor": "*fp32", "norms": "*fp64", "values": "*fp16", "unit": "*fp32"}
+    compiled(triton_halves._halve, {"TOKENS": 32, "COLUMNS": 64}, ones, **types)
     for flag in (False, True):
         tall = {"ALIGNED": 4, "ROWS": 2, "COLUMNS": 64}
         compiled(triton_rows._squares, tall | {"SCALED": flag}, ones)

@@ -6,8 +6,10 @@
 |                                                   | `moments` sum_n g_n^2 as well                                  |
 | `products_clamped(outputs, inputs, bound, ...)`   | the same for sequences, g_n = sum_t b_nt a_nt^T                |
 | `products_norms(outputs, inputs, scale)`          | the squared norm of g_n * scale for each n; float64            |
-| `convolution_clamped`, `convolution_norms`        | the same two for a convolution's weight                        |
-| `dense_clamped(gradients, bound, moments)`,       | the same two for gradients [n, ...] that are stored            |
+| `halves(tensor, norms)`                           | a sequence's factor in float16, with a power of two by example |
+| `halves_norms`, `halves_sum`, `halves_clamped`    | squared norms, weighted sum and clamped sum of their products  |
+| `convolution_clamped`, `convolution_norms`        | the first two for a convolution's weight                       |
+| `dense_clamped(gradients, bound, moments)`,       | the same for gradients [n, ...] that are stored                |
 | `dense_norms(gradients, scale)`                   |                                                                |
 | `row_norms(tensor)`                               | the norm of each row of a matrix; float64                      |
 | `weighted(tensor, weights)`                       | rows times their weight; zero where that is, even of NaN       |

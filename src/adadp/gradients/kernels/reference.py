@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,14 @@ CHUNK_BYTES = 64 * 2**20
 
 #: `sum_n clamp(g_n, +-bound)`, and `sum_n g_n^2` where that was asked for.
 Sums = tuple[Tensor, Tensor | None]
+
+
+class Halves(NamedTuple):
+    """A tensor [n, T, size] in float16: `values * unit`. Values may have more tokens and columns, which are zero."""
+
+    values: Tensor
+    unit: Tensor  # [n], float32: powers of two; zero for an example that was not finite
+    size: int
 
 
 def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
@@ -35,6 +43,45 @@ def products_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bo
 def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None) -> Tensor:
     """Squared norms of `sum_t b_nt a_nt^T`, multiplied elementwise by `scale` [rows, columns]; [n], float64."""
     return _norms(lambda part: outputs[part].mT @ inputs[part], len(outputs), outputs.shape[2] * inputs.shape[2], scale)
+
+
+def halves(tensor: Tensor, norms: Tensor) -> Halves:
+    """`tensor` [n, T, d] in float16, scaled by example so that the norm [n], at least each entry, is below 2^15.
+
+    An example whose norm is not finite is zero.
+    """
+    known = norms.float()
+    finite = known.isfinite()
+    exponent = torch.frexp(torch.where(finite, known, 0.0).clamp_min(2.0**-126)).exponent.clamp_min(-111)
+    unit = torch.ldexp(torch.ones_like(known), exponent - 15)
+    values = torch.where(finite.view(-1, 1, 1), tensor.float() / unit.view(-1, 1, 1), 0.0)
+    return Halves(values.half(), torch.where(finite, unit, 0.0), tensor.shape[2])
+
+
+def halves_norms(outputs: Halves, inputs: Halves, scale: Tensor | None = None) -> Tensor:
+    """|g_n * scale|^2 for each example, in units of the product of theirs; [n], float64."""
+    return _norms(_halves_products(outputs, inputs), len(outputs.unit), outputs.size * inputs.size, scale)
+
+
+def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor) -> Tensor:
+    """`sum_n weights[n] g_n`, g_n in units of the product of theirs; [rows, columns]."""
+    make = _halves_products(outputs, inputs)
+    total = torch.zeros(outputs.size, inputs.size, device=weights.device)
+    for part in _chunks(len(weights), total.numel(), 4):
+        total += (make(part) * weights[part].view(-1, 1, 1)).sum(0)
+    return total
+
+
+def halves_clamped(outputs: Halves, inputs: Halves, weights: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Clamped sums of `weights[n] g_n`, g_n in units of the product of theirs; bound [rows, columns]."""
+    make = _halves_products(outputs, inputs)
+    return _clamped(lambda part: make(part) * weights[part].view(-1, 1, 1), len(weights), bound, moments)
+
+
+def _halves_products(outputs: Halves, inputs: Halves) -> Callable[[slice], Tensor]:
+    """Of halves before anything else: those products lose nothing, however they are cut."""
+    rows, columns = (factor.values[..., : factor.size].float() for factor in (outputs, inputs))
+    return lambda part: rows[part].mT @ columns[part]
 
 
 def dense_clamped(gradients: Tensor, bound: Tensor, moments: bool = False) -> Sums:

@@ -1,0 +1,196 @@
+"""Each example's product of two matrices of half precision, measured, weighted or clamped as it leaves the registers.
+
+The gradient of example n is g_n = sum_t b_nt a_nt^T. Factors come as float16 times a power of two for each example
+(`halves`), padded with zeros to whole tiles: no load needs a mask. Hopper's matrix units take them as they lie in
+memory, whichever index runs fastest, which they do of 16-bit values alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from adadp.gradients.kernels.reference import Halves, Sums
+from adadp.gradients.kernels.triton_splits import programs_per_tile
+
+TOKENS = 32  # every example has a multiple of these, the others being zero
+SIDE = 128  # the largest side of a tile
+
+
+class Blocks(NamedTuple):
+    """How a program goes through tokens. A tile's sides follow from the matrix (`side`)."""
+
+    tokens: int
+    warps: int
+    stages: int
+
+
+# Measured on an H200, 256 tokens, 768 to 3072 rows and columns. Clamping keeps bounds and squares in registers too.
+MEASURED = Blocks(32, 4, 3)
+CLAMPED = Blocks(32, 8, 4)
+
+
+def side(length: int) -> int:
+    """Of a tile, along a side of the matrix of `length`."""
+    return int(min(SIDE, max(16, triton.next_power_of_2(length))))
+
+
+def padded(length: int) -> int:
+    """`length` up to whole tiles."""
+    return int(triton.cdiv(length, side(length)) * side(length))
+
+
+def halves(tensor: Tensor, norms: Tensor) -> Halves:
+    """`tensor` [n, T, d] in float16, scaled by example so that the norm [n], at least each entry, is below 2^15.
+
+    An example whose norm is not finite is zero.
+    """
+    count, tokens, size = tensor.shape
+    tensor = tensor if tensor.stride(2) == 1 else tensor.contiguous()
+    height, width = triton.cdiv(tokens, TOKENS) * TOKENS, padded(size)
+    values = torch.empty(count, height, width, dtype=torch.float16, device=tensor.device)
+    unit = torch.empty(count, dtype=torch.float32, device=tensor.device)
+    if values.numel():
+        _halve[(count * (height // TOKENS) * (width // side(size)),)](
+            tensor, norms, values, unit, tokens, size, height, tensor.stride(0), tensor.stride(1),
+            TOKENS=TOKENS, COLUMNS=side(size), num_warps=4,
+        )  # fmt: skip
+    return Halves(values, unit, size)
+
+
+@triton.jit
+def _halve(
+    tensor, norms, values, unit, tokens, size, height, example_stride, token_stride,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    across = tl.cdiv(size, COLUMNS)
+    down = height // TOKENS
+    example = (tl.program_id(0) // (across * down)).to(tl.int64)
+    tile = tl.program_id(0) % (across * down)
+    token = tile // across * TOKENS + tl.arange(0, TOKENS)
+    column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    norm = tl.load(norms + example).to(tl.float32)
+    # Its exponent: norm < 2^(exponent + 1), whichever way it was rounded. Far below, powers of two end.
+    exponent = tl.maximum((norm.to(tl.int32, bitcast=True) >> 23) - 127, -112)
+    finite = norm < float("inf")
+    up = ((127 + 14 - exponent) << 23).to(tl.float32, bitcast=True)
+    inside = (token < tokens)[:, None] & (column < size)[None, :]
+    value = tl.load(
+        tensor + example * example_stride + token.to(tl.int64)[:, None] * token_stride + column[None, :],
+        mask=inside,
+        other=0.0,
+    )
+    place = (example * height + token)[:, None] * (across * COLUMNS) + column[None, :]
+    tl.store(values + place, tl.where(finite, value * up, 0.0).to(tl.float16))
+    if tile == 0:
+        down_again = ((127 - 14 + exponent) << 23).to(tl.float32, bitcast=True)
+        tl.store(unit + example, tl.where(finite, down_again, 0.0))
+
+
+def halves_norms(outputs: Halves, inputs: Halves, scale: Tensor | None = None) -> Tensor:
+    """|g_n * scale|^2 for each example, in units of the product of theirs; [n], float64.
+
+    Squares of a tile's entries are added in float32 (relative error below 2^-16), where none of them overflows.
+    """
+    tiles = padded(outputs.size) // side(outputs.size) * (padded(inputs.size) // side(inputs.size))
+    found = torch.empty(len(outputs.unit), tiles, dtype=torch.float32, device=outputs.unit.device)
+    factor = found if scale is None else scale.contiguous()
+    _launch(outputs, inputs, MEASURED, factor, found, found, found, found, KIND="norms", SCALED=scale is not None)
+    return found.sum(1, dtype=torch.float64)
+
+
+def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor) -> Tensor:
+    """`sum_n weights[n] g_n`, g_n in units of the product of theirs; [rows, columns]."""
+    sums = _room(outputs, inputs, MEASURED)
+    _launch(outputs, inputs, MEASURED, sums, weights, sums, sums, sums, KIND="sum")
+    return _whole(sums)
+
+
+def halves_clamped(outputs: Halves, inputs: Halves, weights: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+    """Clamped sums of `weights[n] g_n`, g_n in units of the product of theirs; bound [rows, columns]."""
+    sums = _room(outputs, inputs, CLAMPED)
+    squares = torch.empty_like(sums) if moments else sums
+    _launch(outputs, inputs, CLAMPED, bound.contiguous(), weights, sums, squares, sums, KIND="clamped", MOMENTS=moments)
+    return _whole(sums), _whole(squares) if moments else None
+
+
+def _room(outputs: Halves, inputs: Halves, blocks: Blocks) -> Tensor:
+    splits, _ = _splits(outputs, inputs, blocks)
+    return torch.empty(splits, outputs.size, inputs.size, dtype=torch.float32, device=outputs.unit.device)
+
+
+def _whole(sums: Tensor) -> Tensor:
+    return sums[0] if len(sums) == 1 else sums.sum(0)
+
+
+def _splits(outputs: Halves, inputs: Halves, blocks: Blocks) -> tuple[int, int]:
+    tiles = padded(outputs.size) // side(outputs.size) * (padded(inputs.size) // side(inputs.size))
+    return programs_per_tile(tiles, max(1, len(outputs.unit)), blocks.warps, 1, 1, outputs.unit.device)
+
+
+def _launch(
+    outputs: Halves, inputs: Halves, blocks: Blocks,
+    matrix: Tensor, weights: Tensor, sums: Tensor, squares: Tensor, found: Tensor,
+    KIND: str, SCALED: bool = False, MOMENTS: bool = False,
+) -> None:  # fmt: skip
+    splits, each = _splits(outputs, inputs, blocks)
+    rows, columns = side(outputs.size), side(inputs.size)
+    tiles = padded(outputs.size) // rows * (padded(inputs.size) // columns)
+    launch: Any = _products[(tiles * splits,)]
+    launch(
+        outputs.values, inputs.values, matrix, weights.contiguous(), sums, squares, found,
+        len(outputs.unit), each, outputs.size, inputs.size, outputs.values.shape[1],
+        KIND=KIND, SCALED=SCALED, MOMENTS=MOMENTS, ROWS=rows, COLUMNS=columns, TOKENS=blocks.tokens,
+        num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["examples", "each"])  # lots vary: one kernel for all of them
+def _products(
+    outputs, inputs, matrix, weights, sums, squares, found, examples, each, rows, columns, tokens,
+    KIND: tl.constexpr, SCALED: tl.constexpr, MOMENTS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    across = tl.cdiv(columns, COLUMNS)
+    down = tl.cdiv(rows, ROWS)
+    tile = tl.program_id(0) % (down * across)
+    split = tl.program_id(0) // (down * across)
+    row = tile // across * ROWS + tl.arange(0, ROWS)
+    column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    entry = row[:, None] * columns + column[None, :]
+    if KIND == "clamped" or SCALED:
+        factor = tl.load(matrix + entry, mask=inside, other=0.0)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    square = tl.zeros([ROWS, COLUMNS], tl.float32)
+    height, width = down * ROWS, across * COLUMNS
+    for count in range(split * each, tl.minimum(split * each + each, examples)):
+        example = tl.cast(count, tl.int64)
+        product = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, tokens, TOKENS):
+            token = start + tl.arange(0, TOKENS)
+            left = tl.load(outputs + example * tokens * height + (token[:, None] * height + row[None, :]))
+            right = tl.load(inputs + example * tokens * width + (token[:, None] * width + column[None, :]))
+            product = tl.dot(tl.trans(left), right, product)
+        if KIND == "norms":
+            if SCALED:
+                product = product * factor
+            tl.store(found + example * (down * across) + tile, tl.sum(tl.sum(product * product, 1), 0))
+        else:
+            product = product * tl.load(weights + example)
+            if KIND == "sum":
+                total += product
+            else:
+                # Clamped with the bounds as they are: their negatives would have to be spread over threads again.
+                total -= tl.minimum(-tl.minimum(product, factor), factor)
+                if MOMENTS:
+                    square += product * product
+    if KIND != "norms":
+        start = split.to(tl.int64) * rows * columns
+        tl.store(sums + start + entry, total, mask=inside)
+        if MOMENTS:
+            tl.store(squares + start + entry, square, mask=inside)
