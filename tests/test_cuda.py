@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
 from adadp.clipping import Automatic, PerLayer
+from adadp.gradients.products import Products
 from adadp.optimizer import BudgetWarning
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -285,3 +286,40 @@ def test_one_example_adds_no_more_than_the_bound(name: str, precision: str) -> N
 
 def _tokens(count: int, generator: torch.Generator) -> Tensor:
     return torch.randn(count, 200, 24, generator=generator)
+
+
+@pytest.mark.parametrize("sizes", [(4, 256, 768, 96), (3, 2000, 40, 130), (5, 17, 300, 20)], ids=str)
+def test_products_in_half_precision_are_bounded(sizes: tuple[int, int, int, int]) -> None:
+    """Of tokens that cancel, of equal ones whose additions all round alike, of huge and tiny ones."""
+    count, tokens, rows, columns = sizes
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        torch.manual_seed(0)
+        inputs, outputs = torch.randn(count, tokens, columns), torch.randn(count, tokens, rows)
+        inputs[0], outputs[0] = 0.37, 1 / 3
+        half = tokens // 2
+        inputs[1, :half], outputs[1, :half] = inputs[1, half : 2 * half], -outputs[1, half : 2 * half]
+        inputs[2], outputs[2] = inputs[2] * 1e25, outputs[2] * 1e-30
+        form = Products(inputs.cuda(), outputs.cuda())
+        scale = torch.rand(rows, columns).cuda()
+        truth = outputs.cuda().double().mT @ inputs.cuda().double()
+        lengths = outputs.flatten(1).double().norm(dim=1) * inputs.flatten(1).double().norm(dim=1)
+        for made, exact in ((form, truth), (form.scaled(scale), truth * scale)):
+            assert form._way == "half"
+            bounds = made.squared_norms().sqrt()
+            for example in range(count):
+                weights = torch.zeros(count, device="cuda")
+                weights[example] = 1
+                added = made.weighted_sum(weights, weights != 0).double()
+                assert added.norm() <= bounds[example]
+                assert (added - exact[example]).norm() <= 2**-10 * lengths[example]
+                assert bounds[example] <= added.norm() + 6 * (tokens + 4) * 2**-24 * lengths[example] * 1.01
+        keep = torch.ones(count, dtype=torch.bool, device="cuda")
+        bound = torch.rand(rows, columns, device="cuda")
+        clamped = (2 * truth).clamp(-bound, bound).sum(0)
+        assert (form.clamped_sum(bound, 2.0, keep, True) - clamped).norm() <= 2e-2 * clamped.norm()
+        squares = truth.square().sum(0)
+        assert (form.square_sum(keep) - squares).norm() <= 2e-3 * squares.norm()
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -198,7 +198,7 @@ def test_what_was_learnt_stays_as_it_was(make: Callable[[], Shape], decay: float
             gradients = Gradients({"weight": form}, 2, keep=torch.ones(2, dtype=torch.bool))
             source.see(shape, gradients)
             lot = {k: lot.get(k, 0) + v / 2 for k, v in shape.statistics(form, gradients.keep).items()}
-        source.after_lot(shape, LotRelease({}, {}, {}))
+        source.after_lot(shape, LotRelease({}, {}, {}, 2.0))
         wanted = {key: decay * wanted.get(key, 0) + (1 - decay) * value for key, value in lot.items()}
         fresh = make()
         fresh.learn("weight", wanted)

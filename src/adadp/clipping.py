@@ -226,10 +226,7 @@ class _Shaped(Flat):
             value = noisy.pop(key) * self.max_grad_norm**2 / self.expected_lot
             paid.setdefault(name, {})[statistic] = value
         released = self._carried(noisy)
-        lot = self.expected_lot
-        means = {name: value / lot for name, value in noisy.items()}
-        noise = {name: stddev[name] / lot for name in noisy}
-        self.source.after_lot(self.shape, LotRelease(means, noise, paid))
+        self.source.after_lot(self.shape, LotRelease(noisy, stddev, paid, self.expected_lot))
         return released
 
     def _carried(self, noisy: Release) -> Release:

@@ -43,14 +43,20 @@ class ModelGradients(Protocol):
 
 @dataclass(frozen=True)
 class LotRelease:
-    """What one lot released, as means over the expected lot.
+    """What one lot released.
 
-    `gradients` are in the coordinates of `Shape.apply_before`, with noise of `stddev`; `paid` are low statistics.
+    `sums` of gradients are in the coordinates of `Shape.apply_before`, with noise of `stddev`; `paid` are low
+    statistics, means over the expected lot.
     """
 
-    gradients: Mapping[str, Tensor]
+    sums: Mapping[str, Tensor]
     stddev: Mapping[str, float | Tensor]
     paid: Mapping[str, Statistics]
+    expected_lot: float
+
+    def mean(self, name: str) -> tuple[Tensor, float | Tensor]:
+        """The mean gradient of a parameter over the expected lot, and the standard deviation of its noise."""
+        return self.sums[name] / self.expected_lot, self.stddev[name] / self.expected_lot
 
 
 class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of these points
@@ -267,9 +273,10 @@ class Released(Source):
         return (self.step + 1) % self.every != self.every - 1
 
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:
-        for name, gradient in lot.gradients.items():
+        for name in lot.sums:
+            gradient, stddev = lot.mean(name)
             carried = shape.apply(name, gradient, shape.before)
-            noise = shape.moments_of_noise(name, gradient, lot.stddev[name])
+            noise = shape.moments_of_noise(name, gradient, stddev)
             moments = {key: value - noise[key] for key, value in shape.moments_of(carried).items()}
             self._average[name] = _averaged(self._average.get(name), moments, self.decay)
         if self.step % self.every == self.every - 1:
@@ -324,12 +331,9 @@ class Raw(Source):
         self._seen = {}
 
     def see(self, shape: Shape, gradients: Gradients) -> None:
-        finite = gradients.finite()
+        finite, share = gradients.finite(), gradients.scale**2 / self._expected_lot
         for name, form in gradients.forms.items():
-            squared = {
-                key: value * gradients.scale**2 / self._expected_lot
-                for key, value in shape.statistics(form, finite).items()
-            }
+            squared = {key: value * share for key, value in shape.statistics(form, finite).items()}
             _accumulate(self._seen.setdefault(name, {}), squared)
 
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:
