@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Loc
 from adadp.accounting.events import PoissonGaussian
 from adadp.algorithms.dpopt import OptimisedNoise
 from adadp.clipping import Grouped, PerLayer
-from adadp.graphs import _CannotBeReplayedError, _State
+from adadp.gradients.factors import LowRank, Spectrum, rounded_up
+from adadp.graphs import _CannotBeReplayedError, _State, _walk
 from adadp.noise import Randomness
 from adadp.sampling import FixedSize, Poisson, PrivateLoader
 from adadp.sources import Paid, Released, Source
@@ -226,13 +229,56 @@ def test_replayed_lots_are_counted_so_that_refreshes_come_when_they_are_due(name
         assert run.step.replays <= 10  # every fourth lot is an ordinary one
 
 
+def learnt(state: _State) -> dict[Any, Tensor]:
+    """Every number that is kept, by where it is; the weights themselves are not the clipping's."""
+    kept = _walk(state._kept, (), deep=True)
+    return {path: value for path, value in kept if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)}
+
+
 @pytest.mark.usefixtures("_taped")
-@pytest.mark.parametrize("name", ["Kronecker, probes", "diagonal, probes", "Kronecker, released", "local"])
-def test_nothing_is_replayed_of_a_shape_that_was_refreshed_elsewhere(name: str) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("name", ["Kronecker, probes", "diagonal, probes", "local"])
+def test_a_recording_takes_over_what_a_refresh_made(
+    name: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adadp.gradients.factors._spread", lambda exact: rounded_up(float(exact)))
     run = recorded(name)
     before = run.step._recording
     assert before is not None
+    read = {path: (tensor, tensor.clone()) for path, tensor in learnt(before._state).items()}
+    made: list[dict[Any, Tensor]] = []
+    take_over = _State.take_over
+
+    def watch(self: _State, now: _State) -> bool:
+        made.append({path: tensor.clone() for path, tensor in learnt(now).items()})
+        return take_over(self, now)
+
+    monkeypatch.setattr(_State, "take_over", watch)
     for _ in range(5):  # a refresh is among them
+        by_hand(run) if elsewhere else run.go()
+    counted = next(part for part in run.clipping.objects() if isinstance(part, Source)).step
+    replays = run.step.replays
+    run.go()
+    assert run.step.replays > replays
+    assert run.step._recording is before
+    assert run.step.why_not is None
+    assert next(part for part in run.clipping.objects() if isinstance(part, Source)).step == counted + 1
+    if made:  # all that the recording reads is in its old place, with the new numbers
+        now = learnt(_State(run.clipping.objects()))
+        assert now.keys() == read.keys() == made[-1].keys()
+        for path, tensor in now.items():
+            assert tensor is read[path][0]
+            assert torch.equal(tensor, made[-1][path])
+        assert any(not torch.equal(tensor, old) for tensor, old in read.values())
+    assert made or (name == "local" and not elsewhere)
+
+
+@pytest.mark.usefixtures("_taped")
+def test_nothing_is_replayed_of_a_shape_that_is_not_complete() -> None:
+    """What Released learns after a lot has no powers before the next one needs them."""
+    run = recorded("Kronecker, released")
+    before = run.step._recording
+    for _ in range(5):
         by_hand(run)
     run.go()
     assert run.step.replays == 1
@@ -241,6 +287,49 @@ def test_nothing_is_replayed_of_a_shape_that_was_refreshed_elsewhere(name: str) 
     assert run.step.replays > 1
     assert run.step._recording is not before
     assert run.step.why_not is None
+
+
+def test_a_rounded_spread_is_a_bound() -> None:
+    for spread in (1.0, 1.0001, 2.0, 3.0, 1e-3, 1e200, math.inf):
+        assert spread <= rounded_up(spread) <= 2 * spread
+    assert math.isnan(rounded_up(math.nan))
+
+
+def _wider(shape: Kronecker) -> None:
+    key = next(key for key, (left, _) in shape._powers.items() if isinstance(left, LowRank))
+    left, right = shape._powers[key]
+    assert isinstance(left, LowRank)
+    shape._powers[key] = (replace(left, spread=4 * left.spread), right)
+
+
+def _other_rank(shape: Kronecker) -> None:
+    name = next(iter(shape._rows))
+    shape._rows[name] = Spectrum(torch.eye(len(shape._rows[name].values) + 1), 0.1, None)
+
+
+def _swapped(shape: Kronecker) -> None:
+    """What is copied first would be read again."""
+    one, other = (copy.copy(shape._rows[name]) for name in ("0.bias", "2.bias"))
+    one.skew, other.skew = other.skew, one.skew
+    shape._rows |= {"0.bias": one, "2.bias": other}
+
+
+def _less(shape: Kronecker) -> None:
+    shape._powers.popitem()
+
+
+@pytest.mark.parametrize("change", [_wider, _other_rank, _swapped, _less])
+def test_what_is_more_than_numbers_is_not_taken_over(change: Callable[[Kronecker], None]) -> None:
+    run = Recorded(CLIPPINGS["Kronecker, probes"])
+    run.go(2)
+    before = _State(run.clipping.objects())
+    kept = {path: tensor.clone() for path, tensor in learnt(before).items()}
+    change(run.clipping.shape)  # type: ignore[attr-defined]
+    now = _State(run.clipping.objects())
+    assert not before.kept_in(now)
+    assert not before.take_over(now)
+    assert now.kept_in(_State(run.clipping.objects()))
+    assert all(torch.equal(tensor, kept[path]) for path, tensor in learnt(before).items())
 
 
 @pytest.mark.usefixtures("_taped")

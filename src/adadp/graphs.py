@@ -1,8 +1,8 @@
 """A training step that a GPU replays: recorded once as a CUDA graph, then started by one call instead of hundreds.
 
 A step of a small model is over on the GPU before Python has asked for half of it. A recording has no Python in it, so
-whatever Python decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`), a
-shape that is due to be refreshed is refreshed by an ordinary step, and the recording is made anew after it. What
+whatever Python decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`), and a
+shape that is due to be refreshed is refreshed by an ordinary step, whose numbers the recording then takes over. What
 must happen on the host for each lot happens before the replay: the lot is charged, and counted.
 """
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from adadp.errors import BudgetExhaustedError
 from adadp.gradients.arithmetic import convolutions_are_cut, matmul_precision
+from adadp.gradients.factors import Factor, Spectrum
 from adadp.memory import advising, out_of_memory
 from adadp.optimizer import PrivateOptimizer
 from adadp.sampling import Microbatch
@@ -65,12 +66,14 @@ class TrainingStep:
             self._rehearse(batch)
         else:
             self._ordinarily(batch)
-        # What a refresh leaves is completed by the first lot that uses it.
-        self._ordinary = self._ordinary + 1 if steady else min(self._ordinary, WARM_UP - 1)
-        self._outdated()
+        outdated = self._outdated()
+        if steady:
+            self._ordinary += 1
+        elif outdated or self._recording is None:  # what a refresh leaves is completed by the first lot that uses it
+            self._ordinary = min(self._ordinary, WARM_UP - 1)
 
     def _outdated(self) -> bool:
-        """Whether the recording works on what the clipping no longer keeps; it is then dropped."""
+        """Whether the recording works on what the clipping no longer keeps, nor can take over; it is then dropped."""
         if self._recording is None or self._recording.current(self.optimizer):
             return False
         self._recording = None
@@ -211,10 +214,11 @@ class _Recording:
         self._graph.replay()
 
     def current(self, optimizer: PrivateOptimizer) -> bool:
-        """Whether the clipping's state is the one that was recorded: an ordinary step may have replaced it."""
+        """Whether the clipping's state is the one that was recorded: what an ordinary step made of it is taken over."""
         step = optimizer._step
         if self._begun != step.begun:  # not all lots since were replayed
-            if not self._state.kept_in(_State(step.clipping.objects())):
+            now = _State(step.clipping.objects())
+            if not (self._state.kept_in(now) or self._state.take_over(now)):
                 return False
             self._begun = step.begun
         return True
@@ -324,6 +328,37 @@ class _State:
             vars(part).clear()
             vars(part).update(_copy(kept))
 
+    def take_over(self, now: _State) -> bool:
+        """Copy the numbers that are kept now into the tensors that were kept then, and keep those again.
+
+        False, and nothing is done, where more than numbers differ: the host may then decide otherwise.
+        """
+        mine, others = dict(_walk(self._kept, (), deep=True)), dict(_walk(now._kept, (), deep=True))
+        if mine.keys() != others.keys():
+            return False
+        moved: list[tuple[Tensor, Tensor]] = []
+        for path, old in mine.items():
+            new = others[path]
+            if isinstance(old, Tensor) and isinstance(new, Tensor):
+                if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+                    return False
+                if new is not old:
+                    moved.append((old, new))
+            elif not (self._counted(path) or _same(old, new) or _no_wider(path, old, new)):
+                return False
+        # Each place gets one value, and none of these is itself a place.
+        pairs = {(_place(old), _place(new)) for old, new in moved}
+        places, values = {place for place, _ in pairs}, {value for _, value in pairs}
+        if len(places) < len(pairs) or places & values:
+            return False
+        for old, new in moved:
+            old.copy_(new)
+        counts = {path: value for path, value in now._others.items() if self._counted(path)}
+        self.restore()
+        for path, count in counts.items():
+            setattr(self._objects[path[0]], path[1], count)
+        return True
+
     def follow(self, after: _State) -> None:
         """Copy what became of each tensor into the tensor itself, so that the next replay goes on from there."""
         if self.tensors.keys() != after.tensors.keys() or self._others.keys() != after._others.keys():
@@ -346,12 +381,25 @@ def _copy(value: Any) -> Any:
     return [_copy(part) for part in value] if isinstance(value, list) else value
 
 
-def _walk(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(value, dict | list):
+def _walk(value: Any, path: tuple[Any, ...], deep: bool = False) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What is kept, by where it is kept; `deep` looks into a shape's factors too, which are else taken as they are."""
+    if deep and isinstance(value, Spectrum | Factor):
+        yield (*path, type), type(value)
+        value = vars(value)
+    if isinstance(value, dict | list) or (deep and isinstance(value, tuple)):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _walk(part, (*path, key))
+            yield from _walk(part, (*path, key), deep)
     else:
         yield path, value
+
+
+def _no_wider(path: tuple[Any, ...], old: Any, new: Any) -> bool:
+    """Whether that is the spread of a factor, and bounds for the old one hold for the new."""
+    return bool(path[-1] == "spread" and isinstance(old, float) and isinstance(new, float) and new <= old)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _same(old: Any, new: Any) -> bool:

@@ -210,11 +210,22 @@ class Spectrum:
             return DiagonalFactor(values)
         if self.rest is None:
             matrix = (self.basis * values) @ self.basis.T
-            return Full(matrix, matrix.double().norm(), float(values.amax() / values.amin()))
+            return Full(matrix, matrix.double().norm(), _spread(values.amax() / values.amin()))
         rest = self.rest**exponent
         largest, smallest = torch.maximum(values.amax(), rest), torch.minimum(values.amin(), rest)
         spread = torch.where(self.skew <= 2.0**-10, largest / smallest, math.inf)  # of no basis nothing is known
-        return LowRank(self.basis, values, rest, self.skew, float(spread))
+        return LowRank(self.basis, values, rest, self.skew, _spread(spread))
+
+
+def _spread(exact: Tensor) -> float:
+    """On a GPU the next power of two, a bound as well: mostly it is the same after a refresh, and recordings last."""
+    spread = float(exact)
+    return rounded_up(spread) if exact.is_cuda else spread
+
+
+def rounded_up(spread: float) -> float:
+    """The next power of two."""
+    return 2.0 ** math.ceil(math.log2(spread)) if 0 < spread < 1e300 else spread
 
 
 def _all_below(moments: Tensor, limit: float) -> bool:
