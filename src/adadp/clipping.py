@@ -283,11 +283,14 @@ class Local(_Shaped):
     def begin(self, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
         super().begin(parameters, model)
         assert isinstance(self.shape, Diagonal)
-        roots = {name: self.shape.mean_square(name, value).sqrt() for name, value in self.parameters.items()}
-        if not self.local and roots:
+        self.bounds = {}
+        if not self.parameters:
+            return
+        roots = torch._foreach_sqrt([self.shape.mean_square(name, value) for name, value in self.parameters.items()])
+        if not self.local:
             # Read back until the box is on, and never again.
-            self.local = bool(torch.cat([root.flatten() for root in roots.values()]).var(correction=0) > self.threshold)
-        self.bounds = {name: self.beta * root for name, root in roots.items()}
+            self.local = bool(torch.cat([root.flatten() for root in roots]).var(correction=0) > self.threshold)
+        self.bounds = dict(zip(self.parameters, torch._foreach_mul(roots, self.beta), strict=True))
 
     def steady(self) -> bool:
         return self.local and super().steady()
@@ -304,7 +307,8 @@ class Local(_Shaped):
         if not self.local:
             return dict.fromkeys(self.parameters, noise_multiplier * self.max_grad_norm)
         coordinates = sum(bound.numel() for bound in self.bounds.values())
-        return {name: noise_multiplier * math.sqrt(coordinates) * bound for name, bound in self.bounds.items()}
+        widths = torch._foreach_mul(list(self.bounds.values()), noise_multiplier * math.sqrt(coordinates))
+        return dict(zip(self.bounds, widths, strict=True))
 
 
 class Grouped(Clipping):

@@ -145,7 +145,8 @@ class PrivateStep:
         self._drop()
         # ------------------------------------------------------------------------------ the line: noised from here on
         released = self.clipping.release(noisy, stddev)
-        return {name: value / self.expected_lot for name, value in released.items()}
+        means = torch._foreach_div(list(released.values()), self.expected_lot) if released else ()
+        return dict(zip(released, means, strict=True))
 
     def _noised(self, sums: Release, stddev: Mapping[str, float | Tensor]) -> Release:
         """The sums with their noise, in the better of their precisions: one draw for all of one kind of number."""
@@ -159,7 +160,9 @@ class PrivateStep:
             parts = torch.split(drawn, [value.numel() for value in values])
             noise = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
             scales = [stddev[name] for name in names]
-            if any(isinstance(scale, Tensor) for scale in scales):
+            if all(isinstance(scale, Tensor) for scale in scales):
+                torch._foreach_mul_(noise, cast(list[Tensor], scales))
+            elif any(isinstance(scale, Tensor) for scale in scales):
                 for part, scale in zip(noise, scales, strict=True):
                     part *= scale
             elif len(set(scales)) == 1:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import row_norms
+from adadp.gradients.kernels.reference import MOST_WEIGHTED, row_norms
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -185,5 +185,5 @@ def bounded_factors(squared: Tensor, *factors: Tensor) -> Tensor:
     overflows, and infinity times zero is NaN in everybody's sum. Such an example counts like one that is not finite.
     """
     for factor in factors:
-        squared = torch.where(factor < 1e32, squared, math.inf)
+        squared = torch.where(factor < MOST_WEIGHTED, squared, math.inf)
     return squared

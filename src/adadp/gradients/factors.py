@@ -33,6 +33,10 @@ class Factor(ABC):
         """`F @ tensor`."""
         return self.apply(tensor.mT).mT
 
+    def apply_unscaled(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`tensor @ F` up to a number, and that number where there is one: a pass over all tokens less."""
+        return self.apply(tensor), None
+
     @abstractmethod
     def matrix(self, size: int, like: Tensor) -> Tensor:
         """F itself."""
@@ -139,6 +143,12 @@ class LowRank(Factor):
         basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)
         inner = (tensor @ basis) * (self.top.to(tensor.dtype) - rest)
         return torch.addcmul(inner @ basis.T, tensor, rest)
+
+    def apply_unscaled(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+        basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)
+        flat = tensor.flatten(0, -2)
+        inner = (flat @ basis) * (self.top.to(tensor.dtype) / rest - 1)
+        return torch.addmm(flat, inner, basis.T).view(tensor.shape), rest
 
     def matrix(self, size: int, like: Tensor) -> Tensor:
         return self.apply(torch.eye(size, dtype=like.dtype, device=like.device))

@@ -7,12 +7,10 @@ same numbers that are then summed, so only the additions' rounding stands betwee
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
-from adadp.gradients.arithmetic import bounded_factors, matmul_precision
+from adadp.gradients.arithmetic import matmul_precision
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import Sums
 
@@ -32,52 +30,28 @@ def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:
 class HalvedProducts:
     """g_n = sum_t b_nt a_nt^T for b `outputs` [n, T, rows] and a `inputs` [n, T, columns], both cut to float16.
 
-    `lengths` are the norms of each example's two factors, each [n].
+    `lengths` are upper bounds on the norms of each example's two factors, each [n].
     """
 
     def __init__(self, outputs: Tensor, inputs: Tensor, lengths: tuple[Tensor, Tensor]) -> None:
-        self._lengths = lengths
-        self._outputs, self._inputs = (
+        self._factors = [
             kernel("halves", outputs)(factor, length)
             for factor, length in zip((outputs, inputs), lengths, strict=True)
-        )
-        self._kernels = {name: kernel(f"halves_{name}", outputs) for name in ("norms", "sum", "clamped")}
+        ]
+        self._kernels = {name: kernel(f"halves_{name}", outputs) for name in ("bounds", "sum", "clamped")}
         # Matrix units cut what they add to about the last bit of the largest, sixteen terms at a time; once where norms
         # are taken and once where sums are. All partial sums are bounded by |a| |b|.
         self._rounding = (16 + 5 * outputs.shape[1]) * 2.0**-24
 
-    @cached_property
-    def unit(self) -> Tensor:
-        """What the product of both factors' values stands for; [n], float64."""
-        unit: Tensor = self._outputs.unit.double() * self._inputs.unit.double()
-        return unit
-
     def squared_norms(self, scale: Tensor | None = None) -> Tensor:
         """Upper bounds on the squared norms of g_n times `scale` [rows, columns] elementwise; [n], float64."""
-        if scale is None:
-            largest: Tensor | float = 1.0
-        else:
-            largest = scale.abs().amax()
-            scale = torch.where(largest > 0, scale / largest, 0.0)  # squares of scaled entries do not overflow either
-            largest = largest.double()
-        measured: Tensor = self._kernels["norms"](self._outputs, self._inputs, scale)
-        outputs, inputs = self._lengths
-        # Factors close to the smallest number may double where they are cut.
-        reach = (outputs + 2.0**-120) * (inputs + 2.0**-120)
-        bound = measured.sqrt() * self.unit * (1 + 2.0**-16) + self._rounding * reach
-        return bounded_factors((bound * largest).square(), outputs, inputs)
+        bounds: Tensor = self._kernels["bounds"](*self._factors, self._rounding, scale)
+        return bounds
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        total: Tensor = self._kernels["sum"](self._outputs, self._inputs, self._weights(weights, keep))
+        total: Tensor = self._kernels["sum"](*self._factors, weights, keep)
         return total
 
     def clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
-        weights = self._weights(torch.full_like(self.unit, scale), keep)
-        sums: Sums = self._kernels["clamped"](self._outputs, self._inputs, weights, bound, moments)
+        sums: Sums = self._kernels["clamped"](*self._factors, scale, keep, bound, moments)
         return sums
-
-    def _weights(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        """Of the products of values, [n] in float32: never rounded up by more than a last bit, never infinite."""
-        whole = weights.double() * self.unit
-        whole = torch.where(whole.abs() < 2.0**-126, 0.0, whole).clamp(-3e38, 3e38)
-        return (whole if keep is None else torch.where(keep, whole, 0.0)).float()

@@ -26,7 +26,7 @@ from adadp.gradients.arithmetic import (
 from adadp.gradients.factors import Factor, last_bit
 from adadp.gradients.halves import HalvedProducts, may_be_halved
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import MOST_WEIGHTED, Sums
 from adadp.gradients.per_example import (
     DENSE_BYTES,
     MOST_AMPLIFIED,
@@ -235,7 +235,9 @@ class Products(PerExample):
         amplified = amplification(self.outputs, left, right)
         # One matrix on both sides, in float64, or two vectors of each example.
         cheaper = 8 * self.rows * self.columns <= public(self.count) * (self.rows + self.columns)
-        if self.tokens > 1 or not (cheaper and amplified <= MOST_AMPLIFIED):
+        if self.tokens > 1:
+            return self._both_sides(left, right)
+        if not (cheaper and amplified <= MOST_AMPLIFIED):
             return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
 
         def measure() -> Tensor:
@@ -244,6 +246,21 @@ class Products(PerExample):
             return product * (1 + 4 * amplified)
 
         return Sandwiched(self, left, right, measure)
+
+    def _both_sides(self, left: Factor, right: Factor) -> PerExample:
+        """Each token's two vectors multiplied; what all of them are multiplied by alike is left to the sum."""
+        inputs, columns = right.apply_unscaled(self.inputs)
+        outputs, rows = left.apply_unscaled(self.outputs)
+        form = Products(inputs, outputs, self.shape)
+        if columns is None and rows is None:
+            return form
+        scale = (1.0 if rows is None else rows) * (1.0 if columns is None else columns)
+        assert isinstance(scale, Tensor)
+
+        def measure() -> Tensor:
+            return form.squared_norms() * scale.double().square() * (1 + 8 * last_bit(outputs))
+
+        return Scaled(form, scale.expand(self.shape), measure, form.weighted_sum)
 
     def _square_sum(self, keep: Tensor) -> Tensor:
         if self.tokens > 1:
@@ -302,7 +319,8 @@ class Products(PerExample):
             return self.squared_norms().sqrt() < largest_number(self.outputs)
         if may_be_halved(self.outputs, self.inputs):
             outputs, inputs = self._whole_lengths
-            return bounded_factors(outputs * inputs, outputs, inputs) < largest_number(self.outputs)
+            weighable = torch.maximum(outputs, inputs) < MOST_WEIGHTED
+            return weighable & (outputs * inputs < largest_number(self.outputs))
         return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
 
 

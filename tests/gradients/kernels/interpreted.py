@@ -263,23 +263,38 @@ def test_products_of_halves(sizes: tuple[int, int, int, int]) -> None:
     lengths = [reference.row_norms(factor.flatten(1)) for factor in factors]
     own = [kernels.halves(factor, length) for factor, length in zip(factors, lengths, strict=True)]
     plain = [reference.halves(factor, length) for factor, length in zip(factors, lengths, strict=True)]
-    unit = own[0].unit * own[1].unit
-    for scale in (None, drawn(rows, columns, seed=2).T.contiguous().T):
-        found, expected = kernels.halves_norms(*own, scale), reference.halves_norms(*plain, scale)
+    for scale in (None, drawn(rows, columns, seed=2).T.contiguous().T, torch.zeros(rows, columns)):
+        found, expected = (
+            version.halves_bounds(*both, 1e-4, scale) for version, both in ((kernels, own), (reference, plain))
+        )
         torch.testing.assert_close(found, expected, rtol=2**-15, atol=0.0)
-    weights = drawn(n, seed=3).square() * unit
-    sums, other = kernels.halves_sum(*own, weights), reference.halves_sum(*plain, weights)
-    torch.testing.assert_close(sums, other, rtol=2e-5, atol=0.2)
+    weights, keep = drawn(n, seed=3).square().double() / 100, torch.arange(n) != 1
+    for chosen in (None, keep):
+        sums, other = (
+            version.halves_sum(*both, weights, chosen) for version, both in ((kernels, own), (reference, plain))
+        )
+        torch.testing.assert_close(sums, other, rtol=2e-5, atol=2e-3)
     bound = bounds(rows, columns) * 1e3
     for moments in (False, True):
         sums, other = (
-            version.halves_clamped(*both, weights, bound, moments)
+            version.halves_clamped(*both, 0.5, keep, bound, moments)
             for version, both in ((kernels, own), (reference, plain))
         )
         torch.testing.assert_close(sums[0], other[0], rtol=2e-5, atol=0.2)
         assert (sums[1] is None) == (other[1] is None) == (not moments)
         if sums[1] is not None and other[1] is not None:
             torch.testing.assert_close(sums[1], other[1], rtol=2e-5, atol=1.0)
+
+
+def test_bounds_of_halves_too_large_to_be_weighted() -> None:
+    outputs, inputs = drawn(4, 16, 3), drawn(4, 16, 5, seed=1)
+    inputs[1], outputs[1] = 1e33, 0.0
+    inputs[2] = 3e38
+    factors = [kernels.halves(tensor, reference.row_norms(tensor.flatten(1))) for tensor in (outputs, inputs)]
+    assert kernels.halves_bounds(*factors, 1e-4).isfinite().tolist() == [True, False, False, True]
+    assert kernels.halves_bounds(*factors, 1e-4, torch.zeros(3, 5)).isfinite().tolist() == [True, False, False, True]
+    everybody = torch.ones(4, dtype=torch.bool)
+    assert kernels.halves_clamped(*factors, 1e38, everybody, torch.ones(3, 5))[0].isfinite().all()
 
 
 def test_inputs_that_are_not_contiguous() -> None:

@@ -42,10 +42,12 @@ def compiled(function: Any, known: dict[str, Any], ones: bool, **pointing: str) 
     pointers = {
         "outputs", "inputs", "bound", "matrix", "sums", "squares", "found",
         "values", "factor", "total", "result", "weights", "tensor", "norms", "unit",
+        "output_unit", "input_unit", "output_norms", "input_norms", "keep", "bounds", "largest",
     }  # fmt: skip
     free = [name for name in function.arg_names if name not in known]
     if ones:
-        known = known | {name: 1 for name in free if name not in pointers | {"examples", "each", "count"}}
+        others = pointers | {"examples", "each", "count", "scale", "rounding"}
+        known = known | {name: 1 for name in free if name not in others}
     types = {name: "*fp64" if name == "found" else "*fp32" if name in pointers else "i32" for name in free} | pointing
     signature = {name: "constexpr" if name in known else types[name] for name in function.arg_names}
     source = ASTSource(fn=function, signature=signature, constexprs=known)
@@ -64,12 +66,18 @@ def test_the_compiler_takes_every_kind(ones: bool) -> None:
         for kind in ({"CLAMPED": True, "MOMENTS": True, "SCALED": False}, {"CLAMPED": False, "SCALED": True}):
             compiled(triton_products._products, tile | plain | padding | {"MOMENTS": False} | kind, ones)
     half = {"ROWS": 128, "COLUMNS": 32, "TOKENS": 32}
-    factors = {"outputs": "*fp16", "inputs": "*fp16", "found": "*fp32"}
-    for kind in ("norms", "sum", "clamped"):
-        flags = {"KIND": kind, "SCALED": kind == "norms", "MOMENTS": kind == "clamped"}
-        compiled(triton_halves._products, half | flags, ones, **factors)
+    units = {"output_unit": "*fp32", "input_unit": "*fp32"}
+    factors = units | {"outputs": "*fp16", "inputs": "*fp16", "found": "*fp32", "keep": "*i1", "scale": "fp32"}
+    for kind, weights in (("norms", "*fp32"), ("sum", "*fp64"), ("clamped", "*fp32")):
+        flags = {"KIND": kind, "SCALED": kind == "norms", "MOMENTS": kind == "clamped", "KEPT": kind != "norms"}
+        compiled(triton_halves._products, half | flags, ones, **factors, weights=weights)
+    lengths = units | {"output_norms": "*fp64", "input_norms": "*fp64", "bounds": "*fp64", "largest": "*fp32"}
+    for flag in (False, True):
+        known = {"MOST": 1e32, "SCALED": flag, "TILES": 16}
+        compiled(triton_halves._bound, known, ones, **lengths, found="*fp32", rounding="fp32")
     types = {"tensor": "*fp32", "norms": "*fp64", "values": "*fp16", "unit": "*fp32"}
     compiled(triton_halves._halve, {"TOKENS": 32, "COLUMNS": 64}, ones, **types)
+    compiled(triton_rows._root, {"ROWS": 4, "PIECES": 16}, ones, result="*fp64")
     for flag in (False, True):
         tall = {"ALIGNED": 4, "ROWS": 2, "COLUMNS": 64}
         compiled(triton_rows._squares, tall | {"SCALED": flag}, ones)

@@ -7,7 +7,7 @@
 | `products_clamped(outputs, inputs, bound, ...)`   | the same for sequences, g_n = sum_t b_nt a_nt^T                |
 | `products_norms(outputs, inputs, scale)`          | the squared norm of g_n * scale for each n; float64            |
 | `halves(tensor, norms)`                           | a sequence's factor in float16, with a power of two by example |
-| `halves_norms`, `halves_sum`, `halves_clamped`    | squared norms, weighted sum and clamped sum of their products  |
+| `halves_bounds`, `halves_sum`, `halves_clamped`   | bounds on norms, weighted and clamped sums of their products   |
 | `convolution_clamped`, `convolution_norms`        | the first two for a convolution's weight                       |
 | `dense_clamped(gradients, bound, moments)`,       | the same for gradients [n, ...] that are stored                |
 | `dense_norms(gradients, scale)`                   |                                                                |

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from adadp.gradients.convolution import Geometry
 
 CHUNK_BYTES = 64 * 2**20
+MOST_WEIGHTED = 1e32  # the norm of a factor that can still be weighted without overflowing
 
 
 #: `sum_n clamp(g_n, +-bound)`, and `sum_n g_n^2` where that was asked for.
@@ -27,6 +28,7 @@ class Halves(NamedTuple):
 
     values: Tensor
     unit: Tensor  # [n], float32: powers of two; zero for an example that was not finite
+    norms: Tensor  # [n], float64: of the tensor itself, upper bounds
     size: int
 
 
@@ -55,27 +57,49 @@ def halves(tensor: Tensor, norms: Tensor) -> Halves:
     exponent = torch.frexp(torch.where(finite, known, 0.0).clamp_min(2.0**-126)).exponent.clamp_min(-111)
     unit = torch.ldexp(torch.ones_like(known), exponent - 15)
     values = torch.where(finite.view(-1, 1, 1), tensor.float() / unit.view(-1, 1, 1), 0.0)
-    return Halves(values.half(), torch.where(finite, unit, 0.0), tensor.shape[2])
+    return Halves(values.half(), torch.where(finite, unit, 0.0), norms, tensor.shape[2])
 
 
-def halves_norms(outputs: Halves, inputs: Halves, scale: Tensor | None = None) -> Tensor:
-    """|g_n * scale|^2 for each example, in units of the product of theirs; [n], float64."""
-    return _norms(_halves_products(outputs, inputs), len(outputs.unit), outputs.size * inputs.size, scale)
+def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tensor | None = None) -> Tensor:
+    """Upper bounds on |g_n * scale|^2 for each example, `scale` of [rows, columns]; [n], float64.
+
+    Sums may be off by `rounding` times the product of both factors' norms. Where one of these is too large to be
+    weighted, the bound is infinite (see `arithmetic.bounded_factors`).
+    """
+    largest = torch.ones((), dtype=torch.float64) if scale is None else scale.abs().amax().double()
+    if scale is not None:  # squares of scaled entries then do not overflow either
+        scale = torch.where(largest > 0, scale / largest.to(scale.dtype), 0.0)
+    found = _norms(_halves_products(outputs, inputs), len(outputs.unit), outputs.size * inputs.size, scale)
+    # Factors close to the smallest number may double where they are cut.
+    reach = (outputs.norms + 2.0**-120) * (inputs.norms + 2.0**-120)
+    unit = outputs.unit.double() * inputs.unit.double()
+    bound = (found.sqrt() * unit * (1 + 2.0**-16) + rounding * reach) * largest.to(reach.device)
+    return torch.where((outputs.norms < MOST_WEIGHTED) & (inputs.norms < MOST_WEIGHTED), bound.square(), math.inf)
 
 
-def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor) -> Tensor:
-    """`sum_n weights[n] g_n`, g_n in units of the product of theirs; [rows, columns]."""
-    make = _halves_products(outputs, inputs)
-    total = torch.zeros(outputs.size, inputs.size, device=weights.device)
-    for part in _chunks(len(weights), total.numel(), 4):
-        total += (make(part) * weights[part].view(-1, 1, 1)).sum(0)
+def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | None = None) -> Tensor:
+    """`sum_n weights[n] g_n` over the kept examples; [rows, columns]."""
+    make, factor = _halves_products(outputs, inputs), _halves_weights(outputs, inputs, weights, keep)
+    total = torch.zeros(outputs.size, inputs.size, device=factor.device)
+    for part in _chunks(len(factor), total.numel(), 4):
+        total += (make(part) * factor[part]).sum(0)
     return total
 
 
-def halves_clamped(outputs: Halves, inputs: Halves, weights: Tensor, bound: Tensor, moments: bool = False) -> Sums:
-    """Clamped sums of `weights[n] g_n`, g_n in units of the product of theirs; bound [rows, columns]."""
-    make = _halves_products(outputs, inputs)
-    return _clamped(lambda part: make(part) * weights[part].view(-1, 1, 1), len(weights), bound, moments)
+def halves_clamped(
+    outputs: Halves, inputs: Halves, scale: float, keep: Tensor, bound: Tensor, moments: bool = False
+) -> Sums:
+    """Clamped sums of `scale * g_n` over the kept examples; bound [rows, columns]."""
+    weights = torch.full_like(outputs.unit, scale, dtype=torch.float64)
+    make, factor = _halves_products(outputs, inputs), _halves_weights(outputs, inputs, weights, keep)
+    return _clamped(lambda part: make(part) * factor[part], len(factor), bound, moments)
+
+
+def _halves_weights(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | None) -> Tensor:
+    """Of the products of values, [n, 1, 1] in float32: never rounded up by more than a last bit, never infinite."""
+    whole = weights.double() * outputs.unit.double() * inputs.unit.double()
+    whole = torch.where(whole.abs() < 2.0**-126, 0.0, whole).clamp(-3e38, 3e38)
+    return (whole if keep is None else torch.where(keep, whole, 0.0)).float().view(-1, 1, 1)
 
 
 def _halves_products(outputs: Halves, inputs: Halves) -> Callable[[slice], Tensor]:

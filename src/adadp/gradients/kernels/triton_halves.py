@@ -7,6 +7,7 @@ memory, whichever index runs fastest, which they do of 16-bit values alone.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adadp.gradients.kernels.reference import Halves, Sums
+from adadp.gradients.kernels.reference import MOST_WEIGHTED, Halves, Sums
 from adadp.gradients.kernels.triton_splits import programs_per_tile
 
 TOKENS = 32  # every example has a multiple of these, the others being zero
@@ -59,7 +60,7 @@ def halves(tensor: Tensor, norms: Tensor) -> Halves:
             tensor, norms, values, unit, tokens, size, height, tensor.stride(0), tensor.stride(1),
             TOKENS=TOKENS, COLUMNS=side(size), num_warps=4,
         )  # fmt: skip
-    return Halves(values, unit, size)
+    return Halves(values, unit, norms, size)
 
 
 @triton.jit
@@ -91,30 +92,65 @@ def _halve(
         tl.store(unit + example, tl.where(finite, down_again, 0.0))
 
 
-def halves_norms(outputs: Halves, inputs: Halves, scale: Tensor | None = None) -> Tensor:
-    """|g_n * scale|^2 for each example, in units of the product of theirs; [n], float64.
+def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tensor | None = None) -> Tensor:
+    """Upper bounds on |g_n * scale|^2 for each example, `scale` of [rows, columns]; [n], float64.
 
-    Squares of a tile's entries are added in float32 (relative error below 2^-16), where none of them overflows.
+    Sums may be off by `rounding` times the product of both factors' norms. Where one of these is too large to be
+    weighted, the bound is infinite. Squares of a tile's entries, scaled by at most 1, are added in float32 (relative
+    error below 2^-15), where none of them overflows; tiles in float64.
     """
-    tiles = padded(outputs.size) // side(outputs.size) * (padded(inputs.size) // side(inputs.size))
-    found = torch.empty(len(outputs.unit), tiles, dtype=torch.float32, device=outputs.unit.device)
+    count, device = len(outputs.unit), outputs.unit.device
+    found = torch.empty(count, _tiles(outputs, inputs), dtype=torch.float32, device=device)
+    bounds = torch.empty(count, dtype=torch.float64, device=device)
+    if count == 0:
+        return bounds
+    largest = found if scale is None else torch.linalg.vector_norm(scale, math.inf)
     factor = found if scale is None else scale.contiguous()
-    _launch(outputs, inputs, MEASURED, factor, found, found, found, found, KIND="norms", SCALED=scale is not None)
-    return found.sum(1, dtype=torch.float64)
+    scaled = scale is not None
+    _launch(outputs, inputs, MEASURED, factor, largest, outputs.unit, found, found, found, KIND="norms", SCALED=scaled)
+    _bound[(count,)](
+        found, largest, outputs.unit, inputs.unit, outputs.norms, inputs.norms, bounds, rounding, found.shape[1],
+        MOST=MOST_WEIGHTED, SCALED=scaled, TILES=min(1024, triton.next_power_of_2(found.shape[1])), num_warps=1,
+    )  # fmt: skip
+    return bounds
 
 
-def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor) -> Tensor:
-    """`sum_n weights[n] g_n`, g_n in units of the product of theirs; [rows, columns]."""
+@triton.jit
+def _bound(
+    found, largest, output_unit, input_unit, output_norms, input_norms, bounds, rounding, tiles,
+    MOST: tl.constexpr, SCALED: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    example = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([TILES], tl.float64)
+    for start in range(0, tiles, TILES):
+        tile = start + tl.arange(0, TILES)
+        total += tl.load(found + example * tiles + tile, mask=tile < tiles, other=0.0).to(tl.float64)
+    norm = tl.sqrt(tl.sum(total, 0)) * tl.load(output_unit + example).to(tl.float64) * tl.load(input_unit + example)
+    left, right = tl.load(output_norms + example), tl.load(input_norms + example)
+    # Factors close to the smallest number may double where they are cut.
+    bound = norm * (1 + 2.0**-16) + (left + 2.0**-120) * (right + 2.0**-120) * rounding
+    if SCALED:
+        bound *= tl.load(largest).to(tl.float64)
+    tl.store(bounds + example, tl.where((left < MOST) & (right < MOST), bound * bound, float("inf")))
+
+
+def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | None = None) -> Tensor:
+    """`sum_n weights[n] g_n` over the kept examples; [rows, columns]."""
     sums = _room(outputs, inputs, MEASURED)
-    _launch(outputs, inputs, MEASURED, sums, weights, sums, sums, sums, KIND="sum")
+    kept = weights if keep is None else keep
+    _launch(outputs, inputs, MEASURED, sums, weights, kept, sums, sums, sums, KIND="sum", KEPT=keep is not None)
     return _whole(sums)
 
 
-def halves_clamped(outputs: Halves, inputs: Halves, weights: Tensor, bound: Tensor, moments: bool = False) -> Sums:
-    """Clamped sums of `weights[n] g_n`, g_n in units of the product of theirs; bound [rows, columns]."""
+def halves_clamped(
+    outputs: Halves, inputs: Halves, scale: float, keep: Tensor, bound: Tensor, moments: bool = False
+) -> Sums:
+    """Clamped sums of `scale * g_n` over the kept examples; bound [rows, columns]."""
     sums = _room(outputs, inputs, CLAMPED)
     squares = torch.empty_like(sums) if moments else sums
-    _launch(outputs, inputs, CLAMPED, bound.contiguous(), weights, sums, squares, sums, KIND="clamped", MOMENTS=moments)
+    limit = bound.contiguous()
+    _launch(outputs, inputs, CLAMPED, limit, limit, keep, sums, squares, sums,
+            scale=scale, KIND="clamped", KEPT=True, MOMENTS=moments)  # fmt: skip
     return _whole(sums), _whole(squares) if moments else None
 
 
@@ -127,32 +163,37 @@ def _whole(sums: Tensor) -> Tensor:
     return sums[0] if len(sums) == 1 else sums.sum(0)
 
 
+def _tiles(outputs: Halves, inputs: Halves) -> int:
+    return padded(outputs.size) // side(outputs.size) * (padded(inputs.size) // side(inputs.size))
+
+
 def _splits(outputs: Halves, inputs: Halves, blocks: Blocks) -> tuple[int, int]:
-    tiles = padded(outputs.size) // side(outputs.size) * (padded(inputs.size) // side(inputs.size))
-    return programs_per_tile(tiles, max(1, len(outputs.unit)), blocks.warps, 1, 1, outputs.unit.device)
+    return programs_per_tile(
+        _tiles(outputs, inputs), max(1, len(outputs.unit)), blocks.warps, 1, 1, outputs.unit.device
+    )
 
 
 def _launch(
     outputs: Halves, inputs: Halves, blocks: Blocks,
-    matrix: Tensor, weights: Tensor, sums: Tensor, squares: Tensor, found: Tensor,
-    KIND: str, SCALED: bool = False, MOMENTS: bool = False,
+    matrix: Tensor, weights: Tensor, keep: Tensor, sums: Tensor, squares: Tensor, found: Tensor, *, scale: float = 1.0,
+    KIND: str, SCALED: bool = False, KEPT: bool = False, MOMENTS: bool = False,
 ) -> None:  # fmt: skip
     splits, each = _splits(outputs, inputs, blocks)
-    rows, columns = side(outputs.size), side(inputs.size)
-    tiles = padded(outputs.size) // rows * (padded(inputs.size) // columns)
-    launch: Any = _products[(tiles * splits,)]
+    launch: Any = _products[(_tiles(outputs, inputs) * splits,)]
     launch(
-        outputs.values, inputs.values, matrix, weights.contiguous(), sums, squares, found,
-        len(outputs.unit), each, outputs.size, inputs.size, outputs.values.shape[1],
-        KIND=KIND, SCALED=SCALED, MOMENTS=MOMENTS, ROWS=rows, COLUMNS=columns, TOKENS=blocks.tokens,
+        outputs.values, inputs.values, outputs.unit, inputs.unit, matrix, weights.contiguous(), keep.contiguous(),
+        sums, squares, found, scale, len(outputs.unit), each, outputs.size, inputs.size, outputs.values.shape[1],
+        KIND=KIND, SCALED=SCALED, KEPT=KEPT, MOMENTS=MOMENTS,
+        ROWS=side(outputs.size), COLUMNS=side(inputs.size), TOKENS=blocks.tokens,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["examples", "each"])  # lots vary: one kernel for all of them
+@triton.jit(do_not_specialize=["examples", "each", "scale"])  # lots vary: one kernel for all of them
 def _products(
-    outputs, inputs, matrix, weights, sums, squares, found, examples, each, rows, columns, tokens,
-    KIND: tl.constexpr, SCALED: tl.constexpr, MOMENTS: tl.constexpr,
+    outputs, inputs, output_unit, input_unit, matrix, weights, keep, sums, squares, found, scale,
+    examples, each, rows, columns, tokens,
+    KIND: tl.constexpr, SCALED: tl.constexpr, KEPT: tl.constexpr, MOMENTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(columns, COLUMNS)
@@ -165,6 +206,9 @@ def _products(
     entry = row[:, None] * columns + column[None, :]
     if KIND == "clamped" or SCALED:
         factor = tl.load(matrix + entry, mask=inside, other=0.0)
+    if SCALED:
+        largest = tl.load(weights)
+        factor = tl.where(largest > 0, factor / largest, 0.0)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     square = tl.zeros([ROWS, COLUMNS], tl.float32)
     height, width = down * ROWS, across * COLUMNS
@@ -181,7 +225,13 @@ def _products(
                 product = product * factor
             tl.store(found + example * (down * across) + tile, tl.sum(tl.sum(product * product, 1), 0))
         else:
-            product = product * tl.load(weights + example)
+            # Never rounded up by more than a last bit, never infinite.
+            unit = tl.load(output_unit + example).to(tl.float64) * tl.load(input_unit + example)
+            weight = unit * (scale if KIND == "clamped" else tl.load(weights + example))
+            if KEPT:
+                weight = tl.where(tl.load(keep + example) != 0, weight, 0.0)
+            weight = tl.where(tl.abs(weight) < 2.0**-126, 0.0, weight)
+            product = product * tl.minimum(tl.maximum(weight, -3e38), 3e38).to(tl.float32)
             if KIND == "sum":
                 total += product
             else:

@@ -67,7 +67,15 @@ def dense_norms(gradients: Tensor, scale: Tensor | None = None) -> Tensor:
 
 def row_norms(tensor: Tensor) -> Tensor:
     """Norms of the rows of a matrix; [rows], float64, as exact as `dense_norms`."""
-    return dense_norms(tensor).sqrt()
+    found = _pieces(len(tensor), math.prod(tensor.shape[1:]), tensor.device)
+    _square(tensor, None, found)
+    count, pieces = found.shape
+    norms = torch.empty(count, dtype=torch.float64, device=tensor.device)
+    if count:
+        wide = min(1024, triton.next_power_of_2(max(1, pieces)))
+        height = min(1024 // wide, triton.next_power_of_2(count))
+        _root[(triton.cdiv(count, height),)](found, norms, count, pieces, ROWS=height, PIECES=wide, num_warps=1)
+    return norms
 
 
 def weighted(tensor: Tensor, weights: Tensor) -> Tensor:
@@ -156,6 +164,17 @@ def _squares(
     exact = value.to(tl.float64)
     place = row.to(tl.int64) * across + tl.program_id(0) % across
     tl.store(found + place, tl.sum(exact * exact, 1), mask=row < count)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _root(found, result, count, pieces, ROWS: tl.constexpr, PIECES: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    total = tl.zeros([ROWS, PIECES], tl.float64)
+    for start in range(0, pieces, PIECES):
+        piece = start + tl.arange(0, PIECES)
+        inside = (row < count)[:, None] & (piece < pieces)[None, :]
+        total += tl.load(found + row.to(tl.int64)[:, None] * pieces + piece[None, :], mask=inside, other=0.0)
+    tl.store(result + row, tl.sqrt(tl.sum(total, 1)), mask=row < count)
 
 
 # ---- clamped sums ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adadp.gradients.kernels import reference, triton_outer, triton_rows
 from adadp.gradients.kernels.reference import Sums
-from adadp.gradients.kernels.triton_halves import halves, halves_clamped, halves_norms, halves_sum
+from adadp.gradients.kernels.triton_halves import halves, halves_bounds, halves_clamped, halves_sum
 from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_rows import kept, row_norms, weighted
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "convolution_clamped", "convolution_norms", "dense_clamped", "dense_norms",
-    "halves", "halves_clamped", "halves_norms", "halves_sum", "kept", "outer_clamped", "products_clamped",
+    "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept", "outer_clamped", "products_clamped",
     "products_norms", "row_norms", "weighted",
 ]  # fmt: skip
 
