@@ -288,7 +288,7 @@ def _tokens(count: int, generator: torch.Generator) -> Tensor:
     return torch.randn(count, 200, 24, generator=generator)
 
 
-@pytest.mark.parametrize("sizes", [(4, 256, 768, 96), (3, 2000, 40, 130), (5, 17, 300, 20)], ids=str)
+@pytest.mark.parametrize("sizes", [(4, 256, 768, 96), (3, 2000, 40, 130), (5, 300, 33, 20)], ids=str)
 def test_products_in_half_precision_are_bounded(sizes: tuple[int, int, int, int]) -> None:
     """Of tokens that cancel, of equal ones whose additions all round alike, of huge and tiny ones."""
     count, tokens, rows, columns = sizes
