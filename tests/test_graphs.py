@@ -197,6 +197,7 @@ def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adadp.graphs._keeper", Tape)
     monkeypatch.setattr("adadp.graphs._obstacle", lambda _: None)
     monkeypatch.setattr(TrainingStep, "_rehearse", TrainingStep._ordinarily)
+    monkeypatch.setattr("adadp.gradients.factors._spread", lambda exact: rounded_up(float(exact)))
 
 
 def recorded(name: str, most: int = 12) -> Recorded:
@@ -225,7 +226,9 @@ def test_replayed_lots_are_counted_so_that_refreshes_come_when_they_are_due(name
         run.go()
         assert source.step == lot
     assert run.step.replays >= 4
-    if name != "local":
+    if "probes" in name:
+        assert run.step.replays >= 9  # lots with a refresh too, but for one after which bounds must be wider
+    elif name != "local":
         assert run.step.replays <= 10  # every fourth lot is an ordinary one
 
 
@@ -241,7 +244,6 @@ def learnt(state: _State) -> dict[Any, Tensor]:
 def test_a_recording_takes_over_what_a_refresh_made(
     name: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adadp.gradients.factors._spread", lambda exact: rounded_up(float(exact)))
     run = recorded(name)
     before = run.step._recording
     assert before is not None
@@ -271,6 +273,53 @@ def test_a_recording_takes_over_what_a_refresh_made(
             assert torch.equal(tensor, made[-1][path])
         assert any(not torch.equal(tensor, old) for tensor, old in read.values())
     assert made or (name == "local" and not elsewhere)
+
+
+@pytest.mark.usefixtures("_taped")
+@pytest.mark.parametrize("kind", ["cannot be taken over", "changed settings"])
+def test_a_refresh_that_a_recording_cannot_use_is_followed_by_an_ordinary_lot(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded("Kronecker, probes")
+    source, step, charged, begun = run.clipping.source, run.optimizer._step, [], []  # type: ignore[attr-defined]
+    while run.clipping.steady():
+        run.go()
+    step._charge = charged.append  # type: ignore[assignment]
+    begin = run.clipping.begin
+    monkeypatch.setattr(run.clipping, "begin", lambda *given: (begun.append(1), begin(*given)))
+    lots, replays, recording = source.step, run.step.replays, run.step._recording
+    if kind == "changed settings":
+        run.clipping.max_grad_norm = 0.25  # type: ignore[attr-defined]
+    else:
+        monkeypatch.setattr(_State, "take_over", lambda *_: False)
+    run.go()
+    assert (run.step.replays, source.step, len(charged), len(begun)) == (replays, lots + 1, 1, 1)
+    assert step._released == run.optimizer._loader.current.lot  # type: ignore[union-attr]
+    run.go(3)
+    assert run.step.why_not is None
+    assert run.step.replays > replays
+    assert run.step._recording is not recording
+    assert source.step == lots + 4
+
+
+@pytest.mark.usefixtures("_taped")
+def test_a_refresh_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded("Kronecker, probes")
+    while run.clipping.steady():
+        run.go()
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.optimizer._step, "gradients_of", fail)
+        with pytest.raises(MemoryError):
+            run.go()
+    assert run.optimizer._step._lot is None
+    assert not run.optimizer._step._sums
+    replays = run.step.replays
+    run.go(6)
+    assert run.step.replays > replays
 
 
 @pytest.mark.usefixtures("_taped")

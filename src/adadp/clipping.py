@@ -101,6 +101,10 @@ class Clipping(ABC):
         """Whether the next lot is handled as the last one was: nothing to refresh, nothing for the host to decide."""
         return False
 
+    def steady_once_begun(self) -> bool:
+        """Whether it is, after `begin`: whatever there is to refresh is refreshed there."""
+        return self.steady()
+
     def count_lot(self) -> None:
         """Count a lot that was handled by replaying the work of an earlier one."""
         for part in self.objects():
@@ -169,6 +173,9 @@ class _Shaped(Flat):
 
     def steady(self) -> bool:
         return self.source.steady()
+
+    def steady_once_begun(self) -> bool:
+        return self.steady() or self.source.learns_first
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -295,6 +302,9 @@ class Local(_Shaped):
     def steady(self) -> bool:
         return self.local and super().steady()
 
+    def steady_once_begun(self) -> bool:
+        return self.local and super().steady_once_begun()
+
     def _bounded(self, gradients: Gradients) -> Release:
         if not self.local:
             return self._sums(gradients, self.weights(gradients))
@@ -335,6 +345,9 @@ class Grouped(Clipping):
 
     def steady(self) -> bool:
         return all(member.steady() for member in self.groups.values())
+
+    def steady_once_begun(self) -> bool:
+        return all(member.steady_once_begun() for member in self.groups.values())
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """A training step that a GPU replays: recorded once as a CUDA graph, then started by one call instead of hundreds.
 
 A step of a small model is over on the GPU before Python has asked for half of it. A recording has no Python in it, so
-whatever Python decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`), and a
-shape that is due to be refreshed is refreshed by an ordinary step, whose numbers the recording then takes over. What
-must happen on the host for each lot happens before the replay: the lot is charged, and counted.
+whatever Python decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`). What
+must happen on the host for a lot happens before the replay: it is charged and counted, and a shape that is due is
+refreshed, whose numbers the recording takes over.
 """
 
 from __future__ import annotations
@@ -128,13 +128,22 @@ class TrainingStep:
         step = self.optimizer._step
         checked = not getattr(step.capture.on_first_call, "undecided", None)  # the model is tried out by the host
         whole = microbatch.index == 0 and microbatch.last
-        return whole and checked and self._ordinary >= WARM_UP and step.clipping.steady()
+        steady = step.clipping.steady() or (self._recording is not None and step.clipping.steady_once_begun())
+        return whole and checked and self._ordinary >= WARM_UP and steady
 
     def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         optimizer, step = self.optimizer, self.optimizer._step
         step.refuse_misuse(microbatch)
         step.charge(microbatch.lot)
+        begun = not step.clipping.steady()
+        if begun:
+            step.begin(microbatch)
+            self._outdated()
         signature = _signature(optimizer, microbatch, batch)
+        if begun and (self._recording is None or self._recording.signature != signature):
+            self._recording, self._ordinary = None, WARM_UP - 1
+            self._ordinarily(batch)
+            return
         if self._recording is None or self._recording.signature != signature:
             self._recording = None  # its memory is free for the next
             self._recording = self._record(signature, microbatch, batch)

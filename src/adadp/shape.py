@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,6 +78,13 @@ class Shape(ABC):
         """One gradient multiplied by S^exponent."""
 
 
+def _renew(powers: dict[tuple[str, float], Any], name: str, make: Callable[[str, float], Any]) -> None:
+    """Make a parameter's powers anew, those that were needed before: they are needed for the next lot too."""
+    for key in [key for key in powers if key[0] == name]:
+        del powers[key]
+        make(*key)
+
+
 class Diagonal(Shape):
     """A second moment for every coordinate: the paper's E'. Its form of noise and step is (1/2, 0)."""
 
@@ -85,7 +93,7 @@ class Diagonal(Shape):
     def __init__(self, before: float = 0.5, after: float = 0.0, *, damping: float = 0.1) -> None:
         super().__init__(before, after, damping)
         self._squares: dict[str, Tensor] = {}
-        self._powers: dict[tuple[str, float], Tensor] = {}  # made where they are needed, until something is learnt
+        self._powers: dict[tuple[str, float], Tensor] = {}  # made where they are first needed
 
     def mean_square(self, name: str, parameter: Tensor) -> Tensor:
         """E' itself: the mean squared gradient of each coordinate, zero where nothing was learnt yet."""
@@ -115,8 +123,7 @@ class Diagonal(Shape):
 
     def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
         self._squares[name] = statistics["square"].clamp_min(0)
-        for key in [key for key in self._powers if key[0] == name]:
-            del self._powers[key]
+        _renew(self._powers, name, self._power)
 
     def _power(self, name: str, exponent: float) -> Tensor:
         """The moments, scaled to mean 1 and damped, raised to `exponent`."""
@@ -173,6 +180,8 @@ class Kronecker(Shape):
         if len(form.shape) < 2:
             return {"rows": form.square_sum(keep).reshape(-1)}
         rows, columns = form.shape[0], math.prod(form.shape[1:])
+        if self._full(rows) and self._full(columns):
+            return dict(zip(("rows", "columns"), form.both_moments(keep), strict=True))
         return {
             "rows": form.row_moments(keep) if self._full(rows) else form.row_energy(keep),
             "columns": form.column_moments(keep) if self._full(columns) else form.column_energy(keep),
@@ -184,6 +193,8 @@ class Kronecker(Shape):
         rows, columns = form.shape[0], math.prod(form.shape[1:])
         row_vectors = form.row_vectors(keep) if self._low_rank(rows) else None
         column_vectors = form.column_vectors(keep) if self._low_rank(columns) else None
+        if row_vectors is None and column_vectors is None:
+            return self.statistics(form, keep)
         found: Statistics = {}
         if row_vectors is not None:
             found["rows" + THIN] = row_vectors
@@ -244,8 +255,7 @@ class Kronecker(Shape):
                 if statistic in statistics:
                     thin, rank = statistic != side, self.rank or None
                     store[name] = Spectrum(statistics[statistic], self.damping, rank, store.get(name), thin=thin)
-        for key in [key for key in self._powers if key[0] == name]:
-            del self._powers[key]
+        _renew(self._powers, name, self._pair)
 
     def _pair(self, name: str, exponent: float) -> tuple[Factor, Factor]:
         key = (name, exponent)

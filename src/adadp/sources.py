@@ -65,6 +65,7 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
     reasons: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     looks = False  # whether `see` squares the gradients that it is shown
+    learns_first = False  # whether all that it learns, it learns before a lot
 
     def __init__(self) -> None:
         self.step = -1
@@ -140,6 +141,8 @@ def own_prediction(outputs: Any, generator: torch.Generator) -> Tensor:
 
 class _Synthetic(Source):
     """Sources that send inputs of their own through the model."""
+
+    learns_first = True
 
     def __init__(self, count: int, every: int, loss: OutputLoss, batch: int, decay: float) -> None:
         super().__init__()

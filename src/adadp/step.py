@@ -107,6 +107,14 @@ class PrivateStep:
         with planned_for(microbatch.planned):
             return self.clipping.bound(self._gradients(microbatch))
 
+    def begin(self, microbatch: Microbatch) -> None:
+        """Get ready for a lot whose work will be replayed: shapes that are due are refreshed."""
+        try:
+            self._begin(microbatch.lot)
+        except BaseException:
+            self._drop()
+            raise
+
     def _drop(self) -> None:
         self._lot, self._next, self._sums, self._lost = None, 0, {}, None
 
@@ -187,7 +195,8 @@ class PrivateStep:
     def replayed(self, microbatch: Microbatch) -> None:
         """Note that a lot's release was made by replaying the work of an earlier one (`adadp.graphs`)."""
         assert self._charged == microbatch.lot
-        self.clipping.count_lot()
+        if self._lot != microbatch.lot:  # else it was counted when it began
+            self.clipping.count_lot()
         self._released = microbatch.lot
         self._drop()
 

@@ -37,6 +37,9 @@ class _Optimised(Local):
         least = self.floor * self._flat(self.bounds).square().mean() if self.bounds else 0.0
         self.bounds = {name: (bound.square() + least).sqrt() for name, bound in self.bounds.items()}
 
+    def steady_once_begun(self) -> bool:
+        return self.steady()  # the optimisation is an ordinary lot's work
+
     def _axes(self) -> dict[str, Tensor]:
         """sigma_i for a noise multiplier of 1; equal shares of the constraint while no gradient is known."""
         bounds = self._flat(self.bounds)

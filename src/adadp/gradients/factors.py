@@ -259,5 +259,5 @@ def _largest(moments: Tensor, rank: int, start: Tensor | None, thin: bool) -> tu
 
     for _ in range(3):
         basis = torch.linalg.qr(times(basis))[0]
-    values, rotation = torch.linalg.eigh(basis.T @ times(basis))
-    return values, basis @ rotation
+    values, rotation = torch.linalg.eigh((basis.T @ times(basis)).double())  # a GPU is faster at it than in float32
+    return values.to(basis.dtype), basis @ rotation.to(basis.dtype)

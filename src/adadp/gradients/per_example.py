@@ -110,9 +110,9 @@ class PerExample(ABC):
 
     def square_sum(self, keep: Tensor) -> Tensor:
         """`sum_n g_n^2` elementwise over the kept examples: the paper's E', before averaging."""
-        if self._at_hand is not None and self._at_hand[0] is keep:
-            return self._at_hand[1]
-        return self._square_sum(keep)
+        if self._at_hand is None or self._at_hand[0] is not keep:
+            self._at_hand = keep, self._square_sum(keep)
+        return self._at_hand[1]
 
     def _square_sum(self, keep: Tensor) -> Tensor:
         return self._total(lambda g: g.square().sum(0), keep)
@@ -124,6 +124,10 @@ class PerExample(ABC):
     def column_moments(self, keep: Tensor) -> Tensor:
         """`sum_n g_n^T g_n` over the kept examples, the gradient seen as a matrix."""
         return self._total(lambda g: _gram(g.reshape(len(g), *self.matrix).mT), keep)
+
+    def both_moments(self, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """`row_moments` and `column_moments`."""
+        return self.row_moments(keep), self.column_moments(keep)
 
     def row_vectors(self, keep: Tensor) -> Tensor | None:
         """Vectors [k, rows] the sum of whose outer products is `row_moments`, where there is one for each example."""

@@ -263,6 +263,11 @@ class Products(PerExample):
         return Scaled(form, scale.expand(self.shape), measure, form.weighted_sum)
 
     def _square_sum(self, keep: Tensor) -> Tensor:
+        if may_be_halved(self.outputs, self.inputs):
+            halved = HalvedProducts(self.outputs, self.inputs, self._whole_lengths)
+            _, squares = halved.clamped_sums(self.outputs.new_zeros(self.rows, self.columns), 1.0, keep, moments=True)
+            assert squares is not None
+            return squares.view(self.shape)
         if self.tokens > 1:
             return super()._square_sum(keep)
         inputs, outputs = drop(self.inputs, keep)[:, 0], drop(self.outputs, keep)[:, 0]
@@ -279,6 +284,21 @@ class Products(PerExample):
             return super().column_moments(keep)
         inputs = drop(self.inputs, keep)[:, 0]
         return (inputs * squares(drop(self.outputs, keep)).to(inputs.dtype).unsqueeze(1)).T @ inputs
+
+    def both_moments(self, keep: Tensor) -> tuple[Tensor, Tensor]:
+        if self.tokens == 1:
+            return super().both_moments(keep)
+        # The gradients are made once for both. On a GPU many at a time: it would wait for the host.
+        room = 8 * DENSE_BYTES if self.outputs.is_cuda else DENSE_BYTES
+        step = max(1, room // (4 * self.rows * self.columns))
+        inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
+        by_row, by_column = (outputs.new_zeros(size, size) for size in (self.rows, self.columns))
+        for start in range(0, self.count, step):
+            gradients = outputs[start : start + step].mT @ inputs[start : start + step]
+            side_by_side, on_top = gradients.transpose(0, 1).flatten(1), gradients.flatten(0, 1)
+            by_row.addmm_(side_by_side, side_by_side.T)
+            by_column.addmm_(on_top.T, on_top)
+        return by_row, by_column
 
     def row_vectors(self, keep: Tensor) -> Tensor | None:
         return self._vectors(self.outputs, self.inputs, keep)
