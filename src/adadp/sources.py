@@ -90,18 +90,24 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:  # noqa: B027 - Probe and Public learn before it
         """Called with what the lot released, all of it noised."""
 
-    def _learn(self, shape: Shape, name: str, statistics: Statistics, decay: float) -> None:
+    def _learn(self, shape: Shape, found: Mapping[str, Statistics], decay: float) -> None:
         """Average over time, as the paper does: E' <- decay E' + (1 - decay) new, from zero."""
-        self._average[name] = _averaged(self._average.get(name), statistics, decay)
-        shape.learn(name, self._average[name])
+        self._average |= _averaged(self._average, found, decay)
+        for name in found:
+            shape.learn(name, self._average[name])
 
 
-def _averaged(old: Statistics | None, new: Statistics, decay: float) -> Statistics:
-    if decay == 0:
-        return new
-    if old is None:
-        return {key: (1 - decay) * value for key, value in new.items()}
-    return {key: torch.lerp(old[key].to(value.dtype), value, 1 - decay) for key, value in new.items()}
+def _averaged(old: Mapping[str, Statistics], new: Mapping[str, Statistics], decay: float) -> dict[str, Statistics]:
+    """Of all parameters at once: there may be many, and most of them small."""
+    if decay == 0 or not new:
+        return dict(new)
+    pairs = [
+        (old[name][key].to(value.dtype) if name in old else torch.zeros_like(value), value)
+        for name, statistics in new.items()
+        for key, value in statistics.items()
+    ]
+    averages = iter(torch._foreach_lerp([before for before, _ in pairs], [value for _, value in pairs], 1 - decay))
+    return {name: {key: next(averages) for key in statistics} for name, statistics in new.items()}
 
 
 def _interval(every: int) -> int:
@@ -175,9 +181,10 @@ class _Synthetic(Source):
                     found = (shape.statistics if self.decay else shape.thin_statistics)(form, finite)
                     _accumulate(totals.setdefault(name, {}), found)
         decay = self.decay if self._average else 0.0  # nothing to average with the first time
-        for name, statistics in totals.items():
-            means = {k: value.div_(math.sqrt(count) if k.endswith(THIN) else count) for k, value in statistics.items()}
-            self._learn(shape, name, means, decay)
+        for statistics in totals.values():
+            for key, value in statistics.items():
+                value.div_(math.sqrt(count) if key.endswith(THIN) else count)
+        self._learn(shape, totals, decay)
 
 
 def _accumulate(total: Statistics, more: Statistics) -> None:
@@ -276,12 +283,13 @@ class Released(Source):
         return (self.step + 1) % self.every != self.every - 1
 
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:
+        moments: dict[str, Statistics] = {}
         for name in lot.sums:
             gradient, stddev = lot.mean(name)
             carried = shape.apply(name, gradient, shape.before)
             noise = shape.moments_of_noise(name, gradient, stddev)
-            moments = {key: value - noise[key] for key, value in shape.moments_of(carried).items()}
-            self._average[name] = _averaged(self._average.get(name), moments, self.decay)
+            moments[name] = {key: value - noise[key] for key, value in shape.moments_of(carried).items()}
+        self._average |= _averaged(self._average, moments, self.decay)
         if self.step % self.every == self.every - 1:
             for name, statistics in self._average.items():
                 shape.learn(name, statistics)
@@ -308,8 +316,7 @@ class Paid(Source):
         return self._share if self.step % self.every == 0 else 0.0
 
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:
-        for name, statistics in lot.paid.items():
-            self._learn(shape, name, statistics, self.decay)
+        self._learn(shape, lot.paid, self.decay)
 
 
 class Raw(Source):
@@ -335,13 +342,14 @@ class Raw(Source):
 
     def see(self, shape: Shape, gradients: Gradients) -> None:
         finite, share = gradients.finite(), gradients.scale**2 / self._expected_lot
-        for name, form in gradients.forms.items():
-            squared = {key: value * share for key, value in shape.statistics(form, finite).items()}
-            _accumulate(self._seen.setdefault(name, {}), squared)
+        found = {name: shape.statistics(form, finite) for name, form in gradients.forms.items()}
+        values = [value for statistics in found.values() for value in statistics.values()]
+        squared = iter(torch._foreach_mul(values, share) if values else ())
+        for name, statistics in found.items():
+            _accumulate(self._seen.setdefault(name, {}), {key: next(squared) for key in statistics})
 
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:
-        for name, statistics in self._seen.items():
-            self._learn(shape, name, statistics, self.decay)
+        self._learn(shape, self._seen, self.decay)
 
 
 def split_noise(noise_multiplier: float, share: float) -> tuple[float, float]:

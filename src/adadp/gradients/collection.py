@@ -61,11 +61,8 @@ class Gradients:
 
     @cached_property
     def _finite(self) -> Tensor:
-        finite = self.keep
         with exact_arithmetic():
-            for form in self.forms.values():
-                finite = finite & form.finite()
-        return finite
+            return torch.stack([self.keep, *(form.finite() for form in self.forms.values())]).all(0)
 
     def clamped_sum(self, name: str, bound: Tensor, moments: bool) -> Tensor:
         """One parameter's sum over finite examples of `clamp(g_n, -bound, bound)`; see `PerExample.clamped_sum`."""

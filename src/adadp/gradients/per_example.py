@@ -95,14 +95,13 @@ class PerExample(ABC):
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         """Of `scale * g_n`: the clamped sum and, where moments are cheaper here than on their own, the squares."""
-        total, squares = torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
+        whole: list[Tensor] = []
         for examples, gradients in self.chunks():
             gradients = drop(gradients, keep[examples]) * scale
             sums = kernel("dense_clamped", gradients)(gradients, bound.to(gradients.dtype), moments)
-            total += sums[0]
-            if squares is not None:
-                squares += sums[1]
-        return total, squares
+            parts = [part for part in sums if part is not None]
+            whole = [total.add_(part) for total, part in zip(whole, parts, strict=True)] if whole else parts
+        return whole[0], whole[1] if moments else None
 
     def finite(self) -> Tensor:
         """Which examples' gradients are finite in every coordinate; [n] of bool."""
@@ -177,7 +176,7 @@ class Dense(PerExample):
         return self.norms.square()
 
     def finite(self) -> Tensor:
-        return self.norms.isfinite()  # at hand, or soon needed
+        return self.norms < math.inf  # at hand, or soon needed
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         flat = flattened(drop(self.gradients, keep))
