@@ -322,6 +322,8 @@ def test_a_cpu_that_may_multiply_in_bfloat16_does_not(precision: str) -> None:
     seen = []
 
     class Watched(Dense):
+        pair = None  # it is measured by itself
+
         def squared_norms(self) -> Tensor:
             seen.append(torch.get_float32_matmul_precision())
             return super().squared_norms()
@@ -357,3 +359,28 @@ def test_many_equal_tokens_are_bounded(value: float, monkeypatch: pytest.MonkeyP
     form = Products(torch.full((1, 200_000, 2), 0.1), torch.full((1, 200_000, 2), value))
     weights = 0.5 / form.squared_norms().sqrt()
     assert 0.49 < form.weighted_sum(weights, None).double().norm() <= 0.5
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e15])
+def test_norms_over_all_forms_bound_what_they_add(monkeypatch: pytest.MonkeyPatch, kernels: str, size: float) -> None:
+    """Some are measured together and some by themselves: none may be left out, or be measured too short."""
+    monkeypatch.setenv("ADADP_KERNELS", kernels)
+    torch.manual_seed(0)
+    inputs, outputs = size * torch.randn(6, 1, 300), torch.randn(6, 1, 70) / size
+    forms: dict[str, PerExample] = {
+        "weight": Products(inputs, outputs), "bias": Dense(outputs[:, 0] * size), "scale": Dense(torch.randn(6)),
+        "sequence": Products(torch.randn(6, 9, 20), torch.randn(6, 9, 30)),
+        "exact": Dense(torch.randn(6, 4, 5, dtype=torch.float64)),
+        "both": Products(torch.randn(6, 1, 3, dtype=torch.float64), torch.randn(6, 1, 4, dtype=torch.float64)),
+    }  # fmt: skip
+    for names in (list(forms), ["weight"], ["exact"], ["scale", "both"]):
+        chosen = {name: forms[name] for name in names}
+        found = Gradients(chosen, 6, scale=3.0, keep=torch.ones(6, dtype=torch.bool)).norms()
+        dense = [form.dense(slice(0, 6)).double().reshape(6, -1) for form in chosen.values()]
+        truth = 3 * torch.cat(dense, 1).norm(dim=1)
+        assert found.dtype == torch.float64
+        assert (found >= truth * (1 - 1e-7)).all()
+        assert (found <= truth * (1 + 1e-4)).all()
+        alone = sum(form.squared_norms().double() for form in chosen.values())
+        torch.testing.assert_close(found, 3 * torch.as_tensor(alone).sqrt(), rtol=1e-4, atol=0.0)

@@ -39,13 +39,14 @@ class Linear(Layer):
     ) -> Mapping[str, PerExample]:
         inputs = tokens(batch_first(saved[0], context, 3))
         outputs = tokens(batch_first(gradients[0], context, 3))
-        forms: dict[str, PerExample] = {}
-        if "bias" in wanted:
-            forms["bias"] = Dense(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
-        if "weight" in wanted:
-            forms["weight"] = Products(inputs, outputs)
-            if outputs.shape[1] == 1 and isinstance(bias := forms.get("bias"), Dense):
-                forms["weight"] = Products(inputs, outputs, same_outputs=bias)
+        weight = Products(inputs, outputs)
+        forms: dict[str, PerExample] = {"weight": weight} if "weight" in wanted else {}
+        if "bias" in wanted and outputs.shape[1] > 1:
+            forms["bias"] = Dense(outputs.sum(1))
+        elif "bias" in wanted:
+            # The same vectors as the outputs of the weight's products, so that measuring those is enough.
+            measure = (lambda: weight.vector_norms[0]) if "weight" in wanted else None
+            forms["bias"] = Dense(outputs[:, 0], measure)
         return forms
 
 

@@ -31,7 +31,7 @@ from adadp.gradients.arithmetic import (
 )
 from adadp.gradients.factors import Factor
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import Pair, Sums
 
 # A dense form holds one gradient per example. Below this size it is kept after its norm was taken, since a second
 # product costs more than the memory; above it, the work is done in chunks of examples of this size.
@@ -48,6 +48,11 @@ class PerExample(ABC):
     def matrix(self) -> tuple[int, int]:
         """The parameter's shape as a matrix: its first dimension by the rest."""
         return (self.shape[0], math.prod(self.shape[1:])) if self.shape else (1, 1)
+
+    @property
+    def pair(self) -> Pair | None:
+        """What `squared_norms` can be had from, with those of other forms at once; on a CPU in float32 alone."""
+        return None
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -159,7 +164,9 @@ def _gram(matrices: Tensor) -> Tensor:
 class Dense(PerExample):
     """Stored gradients: small parameters (biases, norms) and whatever has no better form."""
 
-    def __init__(self, gradients: Tensor) -> None:
+    def __init__(self, gradients: Tensor, measure: Callable[[], Tensor] | None = None) -> None:
+        """`measure` gives upper bounds on their L2 norms, [n], where somebody measures the same values anyway."""
+        self._measure = measure
         self.gradients = gradients.to(accumulation_dtype(gradients.dtype))
         self.count = len(gradients)
         self.shape = gradients.shape[1:]
@@ -167,7 +174,12 @@ class Dense(PerExample):
     @cached_property
     def norms(self) -> Tensor:
         """Upper bounds on the L2 norms; [n], float64."""
-        return norms(self.gradients)
+        return norms(self.gradients) if self._measure is None else self._measure()
+
+    @property
+    def pair(self) -> Pair | None:
+        on_cpu = self.gradients.is_cpu and self.gradients.dtype == torch.float32
+        return (flattened(self.gradients), None) if on_cpu else None
 
     def squared_norms(self) -> Tensor:
         return self.norms.square()

@@ -19,13 +19,14 @@ from adadp.gradients.arithmetic import (
     drop,
     largest_number,
     norms,
+    outer_norms,
     squares,
     unit_roundoff,
     weighted,
 )
 from adadp.gradients.factors import Factor, last_bit
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import Pair, Sums
 from adadp.gradients.per_example import (
     DENSE_BYTES,
     MOST_AMPLIFIED,
@@ -63,18 +64,10 @@ GRAM_BYTES = 4 * 2**20
 class Products(PerExample):
     """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
 
-    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]. T = 1 for a layer on vectors; then `same_outputs`
-    may be a bias's form, which holds the same vectors as the outputs: they are measured once for both.
+    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]; T = 1 for a layer on vectors.
     """
 
-    def __init__(
-        self,
-        inputs: Tensor,
-        outputs: Tensor,
-        shape: Sequence[int] | None = None,
-        same_outputs: Dense | None = None,
-    ) -> None:
-        self._same_outputs = same_outputs
+    def __init__(self, inputs: Tensor, outputs: Tensor, shape: Sequence[int] | None = None) -> None:
         dtype = accumulation_dtype(outputs.dtype)
         self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
         self.count, self.tokens, self.columns = self.inputs.shape
@@ -113,9 +106,7 @@ class Products(PerExample):
     @cached_property
     def _squared_norms(self) -> Tensor:
         if self._way == "vectors":
-            inputs, outputs = self._vector_norms
-            product = inputs * outputs * (1 + 4 * unit_roundoff(self.outputs))
-            return bounded_factors(product.square(), torch.maximum(inputs, outputs))
+            return self.vector_norms[2]
         if self._way == "stored":
             return self._stored.squared_norms()
         squared = self.gram_norms() if self._way == "gram" else self._product_norms()
@@ -123,10 +114,23 @@ class Products(PerExample):
         return bounded_factors(bound, *self.largest_factors)
 
     @cached_property
-    def _vector_norms(self) -> tuple[Tensor, Tensor]:
-        """Of a layer on vectors: the norms of each example's input and output gradient, each of shape [n]."""
-        same = self._same_outputs
-        return norms(self.inputs), norms(self.outputs) if same is None else same.norms
+    def vector_norms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a layer on vectors: the norms of each output gradient and input, and the squared ones of their products.
+
+        Upper bounds, each of shape [n].
+        """
+        pair = self.pair
+        if pair is not None:
+            inputs, outputs, squared, _ = outer_norms([pair]).unbind()
+            return outputs, inputs, squared
+        outputs, inputs = norms(self.outputs), norms(self.inputs)
+        squared = (outputs * inputs * (1 + 4 * unit_roundoff(self.outputs))).square()
+        return outputs, inputs, bounded_factors(squared, torch.maximum(outputs, inputs))
+
+    @property
+    def pair(self) -> Pair | None:
+        on_cpu = self.tokens == 1 and self.outputs.is_cpu and self.outputs.dtype == torch.float32
+        return (self.outputs[:, 0], self.inputs[:, 0]) if on_cpu else None
 
     @property
     def largest_factors(self) -> list[Tensor]:
@@ -217,7 +221,7 @@ class Products(PerExample):
             return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
 
         def measure() -> Tensor:
-            inputs, outputs = self._vector_norms
+            outputs, inputs, _ = self.vector_norms
             product = right.norms(self.inputs[:, 0], inputs) * left.norms(self.outputs[:, 0], outputs)
             return product * (1 + 4 * amplified)
 
