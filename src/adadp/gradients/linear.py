@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.per_example import Dense, PerExample
-from adadp.gradients.products import Products
+from adadp.gradients.products import Bias, Products
 
 
 def tokens(tensor: Tensor) -> Tensor:
@@ -41,12 +41,10 @@ class Linear(Layer):
         outputs = tokens(batch_first(gradients[0], context, 3))
         weight = Products(inputs, outputs)
         forms: dict[str, PerExample] = {"weight": weight} if "weight" in wanted else {}
-        if "bias" in wanted and outputs.shape[1] > 1:
-            forms["bias"] = Dense(outputs.sum(1))
+        if "bias" in wanted and weight.tokens == 1 and forms:
+            forms["bias"] = Bias(weight)
         elif "bias" in wanted:
-            # The same vectors as the outputs of the weight's products, so that measuring those is enough.
-            measure = (lambda: weight.vector_norms[0]) if "weight" in wanted else None
-            forms["bias"] = Dense(outputs[:, 0], measure)
+            forms["bias"] = Dense(outputs.sum(1))
         return forms
 
 

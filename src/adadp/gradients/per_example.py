@@ -164,9 +164,7 @@ def _gram(matrices: Tensor) -> Tensor:
 class Dense(PerExample):
     """Stored gradients: small parameters (biases, norms) and whatever has no better form."""
 
-    def __init__(self, gradients: Tensor, measure: Callable[[], Tensor] | None = None) -> None:
-        """`measure` gives upper bounds on their L2 norms, [n], where somebody measures the same values anyway."""
-        self._measure = measure
+    def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients.to(accumulation_dtype(gradients.dtype))
         self.count = len(gradients)
         self.shape = gradients.shape[1:]
@@ -174,7 +172,7 @@ class Dense(PerExample):
     @cached_property
     def norms(self) -> Tensor:
         """Upper bounds on the L2 norms; [n], float64."""
-        return norms(self.gradients) if self._measure is None else self._measure()
+        return norms(self.gradients)
 
     @property
     def pair(self) -> Pair | None:

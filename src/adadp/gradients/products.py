@@ -57,6 +57,8 @@ COSTS = {
     "cpu": Costs(gram=3, again=15, stored=25, most_stored=2),
     "cuda": Costs(gram=8, again=400, stored=900, most_stored=2),
 }
+# Columns that a CPU multiplies at a time.
+LANES = 16
 # Few examples at a time: what is made of them stays in a CPU's cache.
 GRAM_BYTES = 4 * 2**20
 
@@ -181,11 +183,29 @@ class Products(PerExample):
         return self._weighted_product(weights, keep)
 
     def _weighted_product(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        if self.tokens == 1 and self.outputs.is_cpu and self.rows >= self.columns and self.columns % LANES:
+            return self._weighted_vectors(weights, keep)
         if self.rows < self.columns:
             inputs, outputs = drop(self.inputs, keep), weighted(self.outputs, weights, keep)
         else:
             inputs, outputs = weighted(self.inputs, weights, keep), drop(self.outputs, keep)
         return (outputs.flatten(0, 1).T @ inputs.flatten(0, 1)).view(self.shape)
+
+    def _weighted_vectors(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        """The same of vectors filled up to whole lanes, without which products are slow; a bias's sum fits in there."""
+        wide = self.inputs.new_zeros(self.count, self.columns + -self.columns % LANES)
+        wide[:, self.columns] = weights
+        torch.mul(drop(self.inputs, keep)[:, 0], wide[:, self.columns, None], out=wide[:, : self.columns])
+        sums = drop(self.outputs, keep)[:, 0].T @ wide
+        self._bias_at_hand = weights, keep, sums[:, self.columns]
+        return sums[:, : self.columns].reshape(self.shape)
+
+    _bias_at_hand: tuple[Tensor, Tensor | None, Tensor] | None = None
+
+    def bias_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor | None:
+        """The weighted sum of the outputs alone, where it came out of the last `weighted_sum`."""
+        found, self._bias_at_hand = self._bias_at_hand, None
+        return found[2] if found is not None and found[0] is weights and found[1] is keep else None
 
     def dense(self, examples: slice) -> Tensor:
         if self.tokens == 1:
@@ -276,6 +296,25 @@ class Products(PerExample):
         if self.tokens == 1:
             return self.squared_norms().sqrt() < largest_number(self.outputs)
         return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
+
+
+class Bias(Dense):
+    """The bias beside a weight on vectors: its gradients are the outputs of those products, measured and summed there.
+
+    The weight's form is asked first, where both are.
+    """
+
+    def __init__(self, weight: Products) -> None:
+        super().__init__(weight.outputs[:, 0])
+        self._weight = weight
+
+    @cached_property
+    def norms(self) -> Tensor:
+        return self._weight.vector_norms[0]
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        found = self._weight.bias_sum(weights, keep)
+        return super().weighted_sum(weights, keep) if found is None else found
 
 
 class ScaledVectors(Scaled):
