@@ -133,14 +133,14 @@ class Flat(Clipping):
 
     def weights(self, gradients: Gradients) -> Tensor:
         """By how much each example's gradient is multiplied; 0 where it is not finite or does not count."""
-        lengths = gradients.norms()
-        factors = self._factor(lengths)
+        factors = self._factor(gradients.norms())
         # A factor below the smallest normal number would be rounded to a third more of itself: too large a gradient is
-        # treated like one that is not finite.
-        sure = lengths.isfinite() & (factors * min(gradients.scale, 1.0) >= self._least_factor())
+        # treated like one that is not finite, whose factor is zero or NaN.
+        sure = factors >= self._least_factor() / min(gradients.scale, 1.0)
         return torch.where(sure & gradients.keep, factors, 0.0)
 
     def _factor(self, lengths: Tensor) -> Tensor:
+        """What multiplies gradients of these lengths: 0 where they are infinite, NaN where they are NaN."""
         return (self._shrunk(self.max_grad_norm) / lengths).clamp(max=1.0)
 
     def bound(self, gradients: Gradients) -> Release:

@@ -14,7 +14,7 @@ from adadp.gradients.arithmetic import norms
 from adadp.gradients.collection import Gradients
 from adadp.gradients.factors import Factor, LowRank, Spectrum
 from adadp.gradients.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
-from adadp.gradients.products import Products
+from adadp.gradients.products import Bias, Products
 from adadp.shape import Kronecker
 from tests.gradients.reference import assert_forms, matrix_factor
 
@@ -322,6 +322,8 @@ def test_a_cpu_that_may_multiply_in_bfloat16_does_not(precision: str) -> None:
     seen = []
 
     class Watched(Dense):
+        pair = None  # it is measured by itself
+
         def squared_norms(self) -> Tensor:
             seen.append(torch.get_float32_matmul_precision())
             return super().squared_norms()
@@ -357,3 +359,61 @@ def test_many_equal_tokens_are_bounded(value: float, monkeypatch: pytest.MonkeyP
     form = Products(torch.full((1, 200_000, 2), 0.1), torch.full((1, 200_000, 2), value))
     weights = 0.5 / form.squared_norms().sqrt()
     assert 0.49 < form.weighted_sum(weights, None).double().norm() <= 0.5
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e15])
+def test_norms_over_all_forms_bound_what_they_add(monkeypatch: pytest.MonkeyPatch, kernels: str, size: float) -> None:
+    """Some are measured together and some by themselves: none may be left out, or be measured too short."""
+    monkeypatch.setenv("ADADP_KERNELS", kernels)
+    torch.manual_seed(0)
+    inputs, outputs = size * torch.randn(6, 1, 300), torch.randn(6, 1, 70) / size
+    forms: dict[str, PerExample] = {
+        "weight": Products(inputs, outputs), "bias": Dense(outputs[:, 0] * size), "scale": Dense(torch.randn(6)),
+        "sequence": Products(torch.randn(6, 9, 20), torch.randn(6, 9, 30)),
+        "exact": Dense(torch.randn(6, 4, 5, dtype=torch.float64)),
+        "both": Products(torch.randn(6, 1, 3, dtype=torch.float64), torch.randn(6, 1, 4, dtype=torch.float64)),
+    }  # fmt: skip
+    for names in (list(forms), ["weight"], ["exact"], ["scale", "both"]):
+        chosen = {name: forms[name] for name in names}
+        found = Gradients(chosen, 6, scale=3.0, keep=torch.ones(6, dtype=torch.bool)).norms()
+        dense = [form.dense(slice(0, 6)).double().reshape(6, -1) for form in chosen.values()]
+        truth = 3 * torch.cat(dense, 1).norm(dim=1)
+        assert found.dtype == torch.float64
+        assert (found >= truth * (1 - 1e-7)).all()
+        assert (found <= truth * (1 + 1e-4)).all()
+        alone = sum(form.squared_norms().double() for form in chosen.values())
+        torch.testing.assert_close(found, 3 * torch.as_tensor(alone).sqrt(), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 60])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_bias_is_summed_beside_its_weight(columns: int, dropped: bool) -> None:
+    """In one product with it where that has room: asked in any order, for other weights, and of what is not finite."""
+    torch.manual_seed(0)
+    inputs, outputs = torch.randn(7, 1, columns), torch.randn(7, 1, 70)
+    weights, keep = torch.rand(7, dtype=torch.float64), None
+    if dropped:
+        inputs[2], outputs[4], keep = float("nan"), float("inf"), torch.ones(7, dtype=torch.bool)
+        keep[2], keep[4], weights[2], weights[4] = False, False, 0.0, 0.0
+    kept = [n for n in range(7) if not dropped or n not in (2, 4)]
+    exact = (outputs[kept, 0].double().T * weights[kept]) @ inputs[kept, 0].double()
+    exact_bias = outputs[kept, 0].double().T @ weights[kept]
+    weight = Products(inputs, outputs)
+    bias = Bias(weight)
+
+    def right(found: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+    right(bias.weighted_sum(weights, keep), exact_bias)  # before anything is at hand
+    right(weight.weighted_sum(weights, keep), exact)
+    assert (weight._bias_at_hand is not None) == (columns % 16 != 0)
+    right(bias.weighted_sum(weights, keep), exact_bias)
+    assert weight._bias_at_hand is None
+    weight.weighted_sum(weights, keep)
+    right(bias.weighted_sum(2 * weights, keep), 2 * exact_bias)  # other weights than those of what was at hand
+    weight.weighted_sum(weights, torch.arange(7) < 0)
+    right(bias.weighted_sum(weights, keep), exact_bias)  # and other examples
+    if not dropped:
+        ratio = bias.squared_norms() / outputs[:, 0].double().square().sum(1)
+        assert ((ratio >= 1) & (ratio < 1 + 1e-4)).all()

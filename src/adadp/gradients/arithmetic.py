@@ -6,7 +6,7 @@ What a form of gradients measures must bound what it then adds to a sum, in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import MOST_WEIGHTED, row_norms
+from adadp.gradients.kernels.reference import MOST_WEIGHTED, Pair, row_norms
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -99,8 +99,8 @@ def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def only_if_some_are_not(keep: Tensor) -> Tensor | None:
-    """`keep`, or None where all examples are kept and that can be known: reading back is free on a CPU only."""
-    return None if not keep.is_cuda and bool(keep.all()) else keep
+    """`keep != 0`, or None where all examples are kept and that can be known: reading back is free on a CPU only."""
+    return None if not keep.is_cuda and bool(keep.all()) else keep.bool()
 
 
 def norms(tensor: Tensor) -> Tensor:
@@ -187,3 +187,15 @@ def bounded_factors(squared: Tensor, *factors: Tensor) -> Tensor:
     for factor in factors:
         squared = torch.where(factor < MOST_WEIGHTED, squared, math.inf)
     return squared
+
+
+def outer_norms(pairs: Sequence[Pair]) -> Tensor:
+    """Upper bounds, [3 * pairs + 1, n] in float64: |a_n|, |b_n| and |b_n a_n^T|^2 of each pair, then their sum.
+
+    For pairs on a CPU in float32. The squares are of what is added to a sum, and `bounded_factors`.
+    """
+    # Squares of float32 are exact in float64; their sum is off by its length in units of the last bit, in any order.
+    longest = max(vectors.shape[1] for pair in pairs for vectors in pair if vectors is not None)
+    rounding = (1 + 4 * 2.0**-24) ** 2 * (1 + 2.0**-40 + 2 * longest * 2.0**-53)
+    found: Tensor = kernel("outer_norms", pairs[0][0])(pairs, MOST_WEIGHTED)
+    return found.mul_(rounding)

@@ -52,15 +52,15 @@ class _Record:
         self._parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = (saved, gradients)
         self._forms: Mapping[str, PerExample] = {}
         if call.layer.small:
-            self._forms, self._parts = self.forms(), None
+            with exact_arithmetic():
+                self._forms, self._parts = self.forms(), None
 
     def forms(self) -> Mapping[str, PerExample]:
-        """The per-example gradients, by the module's own names."""
+        """The per-example gradients, by the module's own names; made in `exact_arithmetic`."""
         if self._parts is None:
             return self._forms
         call, (saved, gradients) = self.call, self._parts
-        with exact_arithmetic():
-            return call.layer.per_example(call.module, call.context, saved, gradients, call.names.keys())
+        return call.layer.per_example(call.module, call.context, saved, gradients, call.names.keys())
 
 
 def _backward_pass() -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adadp.gradients.arithmetic import exact_arithmetic, only_if_some_are_not
+from adadp.gradients.arithmetic import exact_arithmetic, only_if_some_are_not, outer_norms
 from adadp.gradients.per_example import PerExample, sum_tensors
 
 
@@ -43,15 +43,18 @@ class Gradients:
 
     def norms(self) -> Tensor:
         """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN."""
+        pairs = [(form, form.pair) for form in self.forms.values()]
         with exact_arithmetic():
-            squared = [form.squared_norms().double() for form in self.forms.values()]
+            squared = [form.squared_norms().double() for form, pair in pairs if pair is None]
+            if together := [pair for _, pair in pairs if pair is not None]:
+                squared.append(outer_norms(together)[-1])
         if not squared:
             return torch.zeros(self.count, dtype=torch.float64, device=self.keep.device)
         return sum_tensors(squared).sqrt() * self.scale
 
     def weighted_sums(self, weights: Tensor) -> dict[str, Tensor]:
         """`sum_n weights[n] * g_n` of every parameter. Examples of weight 0 add nothing, whatever they hold."""
-        scaled, keep = weights * self.scale, only_if_some_are_not(weights != 0)
+        scaled, keep = weights * self.scale, only_if_some_are_not(weights)
         with exact_arithmetic():
             return {name: form.weighted_sum(scaled, keep) for name, form in self.forms.items()}
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.per_example import Dense, PerExample
-from adadp.gradients.products import Products
+from adadp.gradients.products import Bias, Products
 
 
 def tokens(tensor: Tensor) -> Tensor:
@@ -39,13 +39,12 @@ class Linear(Layer):
     ) -> Mapping[str, PerExample]:
         inputs = tokens(batch_first(saved[0], context, 3))
         outputs = tokens(batch_first(gradients[0], context, 3))
-        forms: dict[str, PerExample] = {}
-        if "bias" in wanted:
-            forms["bias"] = Dense(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
-        if "weight" in wanted:
-            forms["weight"] = Products(inputs, outputs)
-            if outputs.shape[1] == 1 and isinstance(bias := forms.get("bias"), Dense):
-                forms["weight"] = Products(inputs, outputs, same_outputs=bias)
+        weight = Products(inputs, outputs)
+        forms: dict[str, PerExample] = {"weight": weight} if "weight" in wanted else {}
+        if "bias" in wanted and weight.tokens == 1 and forms:
+            forms["bias"] = Bias(weight)
+        elif "bias" in wanted:
+            forms["bias"] = Dense(outputs.sum(1))
         return forms
 
 

@@ -31,7 +31,7 @@ from adadp.gradients.arithmetic import (
 )
 from adadp.gradients.factors import Factor
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import Pair, Sums
 
 # A dense form holds one gradient per example. Below this size it is kept after its norm was taken, since a second
 # product costs more than the memory; above it, the work is done in chunks of examples of this size.
@@ -48,6 +48,11 @@ class PerExample(ABC):
     def matrix(self) -> tuple[int, int]:
         """The parameter's shape as a matrix: its first dimension by the rest."""
         return (self.shape[0], math.prod(self.shape[1:])) if self.shape else (1, 1)
+
+    @property
+    def pair(self) -> Pair | None:
+        """What `squared_norms` can be had from, with those of other forms at once; on a CPU in float32 alone."""
+        return None
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -171,6 +176,11 @@ class Dense(PerExample):
     def norms(self) -> Tensor:
         """Upper bounds on the L2 norms; [n], float64."""
         return norms(self.gradients)
+
+    @property
+    def pair(self) -> Pair | None:
+        on_cpu = self.gradients.is_cpu and self.gradients.dtype == torch.float32
+        return (flattened(self.gradients), None) if on_cpu else None
 
     def squared_norms(self) -> Tensor:
         return self.norms.square()

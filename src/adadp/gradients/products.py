@@ -19,6 +19,7 @@ from adadp.gradients.arithmetic import (
     drop,
     largest_number,
     norms,
+    outer_norms,
     squares,
     unit_roundoff,
     weighted,
@@ -26,7 +27,7 @@ from adadp.gradients.arithmetic import (
 from adadp.gradients.factors import Factor, last_bit
 from adadp.gradients.halves import HalvedProducts, may_be_halved
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import MOST_WEIGHTED, Sums
+from adadp.gradients.kernels.reference import MOST_WEIGHTED, Pair, Sums
 from adadp.gradients.per_example import (
     DENSE_BYTES,
     MOST_AMPLIFIED,
@@ -57,6 +58,8 @@ COSTS = {
     "cpu": Costs(gram=3, again=15, stored=25, most_stored=2),
     "cuda": Costs(gram=8, again=400, stored=900, most_stored=2),
 }
+# Columns that a CPU multiplies at a time.
+LANES = 16
 # Few examples at a time: what is made of them stays in a CPU's cache.
 GRAM_BYTES = 4 * 2**20
 
@@ -64,18 +67,10 @@ GRAM_BYTES = 4 * 2**20
 class Products(PerExample):
     """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
 
-    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]. T = 1 for a layer on vectors; then `same_outputs`
-    may be a bias's form, which holds the same vectors as the outputs: they are measured once for both.
+    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]; T = 1 for a layer on vectors.
     """
 
-    def __init__(
-        self,
-        inputs: Tensor,
-        outputs: Tensor,
-        shape: Sequence[int] | None = None,
-        same_outputs: Dense | None = None,
-    ) -> None:
-        self._same_outputs = same_outputs
+    def __init__(self, inputs: Tensor, outputs: Tensor, shape: Sequence[int] | None = None) -> None:
         dtype = accumulation_dtype(outputs.dtype)
         self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
         self.count, self.tokens, self.columns = self.inputs.shape
@@ -120,9 +115,7 @@ class Products(PerExample):
     @cached_property
     def _squared_norms(self) -> Tensor:
         if self._way == "vectors":
-            inputs, outputs = self._vector_norms
-            product = inputs * outputs * (1 + 4 * unit_roundoff(self.outputs))
-            return bounded_factors(product.square(), torch.maximum(inputs, outputs))
+            return self.vector_norms[2]
         if self._way == "stored":
             return self._stored.squared_norms()
         if self._way == "half":
@@ -132,10 +125,23 @@ class Products(PerExample):
         return bounded_factors(bound, *self.largest_factors)
 
     @cached_property
-    def _vector_norms(self) -> tuple[Tensor, Tensor]:
-        """Of a layer on vectors: the norms of each example's input and output gradient, each of shape [n]."""
-        same = self._same_outputs
-        return norms(self.inputs), norms(self.outputs) if same is None else same.norms
+    def vector_norms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a layer on vectors: the norms of each output gradient and input, and the squared ones of their products.
+
+        Upper bounds, each of shape [n].
+        """
+        pair = self.pair
+        if pair is not None:
+            inputs, outputs, squared, _ = outer_norms([pair]).unbind()
+            return outputs, inputs, squared
+        outputs, inputs = norms(self.outputs), norms(self.inputs)
+        squared = (outputs * inputs * (1 + 4 * unit_roundoff(self.outputs))).square()
+        return outputs, inputs, bounded_factors(squared, torch.maximum(outputs, inputs))
+
+    @property
+    def pair(self) -> Pair | None:
+        on_cpu = self.tokens == 1 and self.outputs.is_cpu and self.outputs.dtype == torch.float32
+        return (self.outputs[:, 0], self.inputs[:, 0]) if on_cpu else None
 
     @property
     def largest_factors(self) -> list[Tensor]:
@@ -196,11 +202,29 @@ class Products(PerExample):
         return self._halved.weighted_sum(weights, keep).view(self.shape)
 
     def _weighted_product(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        if self.tokens == 1 and self.outputs.is_cpu and self.rows >= self.columns and self.columns % LANES:
+            return self._weighted_vectors(weights, keep)
         if self.rows < self.columns:
             inputs, outputs = drop(self.inputs, keep), weighted(self.outputs, weights, keep)
         else:
             inputs, outputs = weighted(self.inputs, weights, keep), drop(self.outputs, keep)
         return (outputs.flatten(0, 1).T @ inputs.flatten(0, 1)).view(self.shape)
+
+    def _weighted_vectors(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        """The same of vectors filled up to whole lanes, without which products are slow; a bias's sum fits in there."""
+        wide = self.inputs.new_zeros(self.count, self.columns + -self.columns % LANES)
+        wide[:, self.columns] = weights
+        torch.mul(drop(self.inputs, keep)[:, 0], wide[:, self.columns, None], out=wide[:, : self.columns])
+        sums = drop(self.outputs, keep)[:, 0].T @ wide
+        self._bias_at_hand = weights, keep, sums[:, self.columns]
+        return sums[:, : self.columns].reshape(self.shape)
+
+    _bias_at_hand: tuple[Tensor, Tensor | None, Tensor] | None = None
+
+    def bias_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor | None:
+        """The weighted sum of the outputs alone, where it came out of the last `weighted_sum`."""
+        found, self._bias_at_hand = self._bias_at_hand, None
+        return found[2] if found is not None and found[0] is weights and found[1] is keep else None
 
     def dense(self, examples: slice) -> Tensor:
         if self.tokens == 1:
@@ -241,7 +265,7 @@ class Products(PerExample):
             return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
 
         def measure() -> Tensor:
-            inputs, outputs = self._vector_norms
+            outputs, inputs, _ = self.vector_norms
             product = right.norms(self.inputs[:, 0], inputs) * left.norms(self.outputs[:, 0], outputs)
             return product * (1 + 4 * amplified)
 
@@ -342,6 +366,25 @@ class Products(PerExample):
             weighable = torch.maximum(outputs, inputs) < MOST_WEIGHTED
             return weighable & (outputs * inputs < largest_number(self.outputs))
         return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
+
+
+class Bias(Dense):
+    """The bias beside a weight on vectors: its gradients are the outputs of those products, measured and summed there.
+
+    The weight's form is asked first, where both are.
+    """
+
+    def __init__(self, weight: Products) -> None:
+        super().__init__(weight.outputs[:, 0])
+        self._weight = weight
+
+    @cached_property
+    def norms(self) -> Tensor:
+        return self._weight.vector_norms[0]
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        found = self._weight.bias_sum(weights, keep)
+        return super().weighted_sum(weights, keep) if found is None else found
 
 
 class ScaledVectors(Scaled):

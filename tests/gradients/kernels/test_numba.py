@@ -60,6 +60,44 @@ def test_vectors(count: int, rows: int, columns: int, moments: bool) -> None:
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("count", "rows", "columns"), [*SIZES, (100, 9, 0), (33, 0, 4)])
+def test_lengths_of_vectors(count: int, rows: int, columns: int) -> None:
+    torch.manual_seed(0)
+    outputs, inputs = torch.randn(count, rows), torch.randn(count, columns)
+    apart = torch.randn(columns, count).T
+    flat = torch.randn(count, 2, 3)
+    pairs = [(outputs, inputs), (outputs, None), (outputs, apart), (flat[:, 0], inputs), (flat.flatten(1), None)]
+    found = with_numba.outer_norms(pairs, 1e32)
+    assert found.shape == (16, count)
+    torch.testing.assert_close(found, reference.outer_norms(pairs, 1e32), rtol=1e-13, atol=0.0)
+
+
+def test_what_lies_at_the_same_place_need_not_be_as_wide() -> None:
+    values = torch.arange(1.0, 13.0)
+    pairs = [(values[:6].view(3, 2), None), (values.view(3, 4), None)]
+    torch.testing.assert_close(with_numba.outer_norms(pairs, 1e32), reference.outer_norms(pairs, 1e32))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 1e30, 3e38, math.inf, math.nan])
+def test_lengths_of_vectors_of_every_size(value: float) -> None:
+    """A factor that leaves no room to be weighted makes its product infinite; a gradient that is one vector may be."""
+    vectors, ordinary = torch.full((3, 7), value), torch.ones(3, 5)
+    pairs = [(ordinary, vectors), (vectors, ordinary), (vectors, None)]
+    found = with_numba.outer_norms(pairs, 1e32)
+    torch.testing.assert_close(found, reference.outer_norms(pairs, 1e32), rtol=1e-13, atol=0.0, equal_nan=True)
+    assert found[2].isfinite().all() == found[5].isfinite().all() == (value <= 1e30)
+    assert (found[8] < math.inf).all() == (value <= 3e38)
+
+
+def test_vectors_of_other_numbers_of_examples_are_refused() -> None:
+    for pairs in ([(torch.ones(3, 2), torch.ones(2, 2))], [(torch.ones(3, 2), None), (torch.ones(4, 2), None)]):
+        with pytest.raises(ValueError, match="examples"):
+            with_numba.outer_norms(pairs, 1e32)
+    with pytest.raises(TypeError):
+        with_numba.outer_norms([(torch.ones(3, 2), torch.ones(3, 2, dtype=torch.float64))], 1e32)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("moments", [False, True])
 @pytest.mark.parametrize(("count", "rows", "columns"), SIZES)
 @pytest.mark.parametrize("tokens", [1, 3, 20])

@@ -4,6 +4,7 @@
 | ------------------------------------------------- | -------------------------------------------------------------- |
 | `outer_clamped(outputs, inputs, bound, moments)`  | sum_n clamp(g_n, +-bound), g_n = b_n a_n^T of two vectors; with |
 |                                                   | `moments` sum_n g_n^2 as well                                  |
+| `outer_norms(pairs, most)`                        | |a_n|, |b_n| and |g_n|^2 for several such, and the sum; float64 |
 | `products_clamped(outputs, inputs, bound, ...)`   | the same for sequences, g_n = sum_t b_nt a_nt^T                |
 | `products_norms(outputs, inputs, scale)`          | the squared norm of g_n * scale for each n; float64            |
 | `halves(tensor, norms)`                           | a sequence's factor in float16, with a power of two by example |

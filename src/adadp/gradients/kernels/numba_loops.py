@@ -121,6 +121,51 @@ def add(moments: bool) -> Callable[..., None]:
     return body
 
 
+# Rows whose lengths a thread takes at a time.
+ROWS = 16
+
+
+@numba.njit(error_model="numpy", fastmath={"contract", "reassoc"})  # in any order: terms have one sign, and 53 bits
+def _squared(values, row):
+    total = 0.0
+    for c in range(np.uint64(values.shape[1])):
+        value = np.float64(values[row, c])
+        total += value * value
+    return total
+
+
+def outer_lengths(most: float) -> Callable[..., None]:
+    """found[3k : 3k + 3, n] = |a|, |b| and |a|^2 |b|^2 of the k-th pair of vectors of n; their sum in the last row.
+
+    The square is infinite where |a| or |b| is `most` or more. Where there is only b, the size of a is -1 and |a| is 1.
+    Pairs come last in the numbers: the addresses of b and a, then their sizes.
+    """
+
+    def body(numbers):
+        count, pairs = numba.carray(numbers, (4,))[2], numba.carray(numbers, (4,))[3]
+        given = numba.carray(numbers, (4 + 4 * pairs,))
+        found = numba.carray(_at(given[1]), (3 * pairs + 1, count), np.float64)
+        tile = _next(numbers)
+        while tile * ROWS < count:
+            for n in range(tile * ROWS, min((tile + 1) * ROWS, count)):
+                total, b, last, width = 0.0, 0.0, 0, 0
+                for k in range(pairs):
+                    outputs, inputs, rows, columns = given[4 + 4 * k : 8 + 4 * k]
+                    if outputs != last or rows != width:  # a bias has the outputs of its weight, which comes before it
+                        last, width = outputs, rows
+                        b = _squared(numba.carray(_at(outputs), (count, rows), np.float32), n)
+                    a, product = 1.0, b
+                    if columns >= 0:
+                        a = _squared(numba.carray(_at(inputs), (count, columns), np.float32), n)
+                        product = a * b if a < most * most and b < most * most else np.inf
+                    found[3 * k, n], found[3 * k + 1, n], found[3 * k + 2, n] = np.sqrt(a), np.sqrt(b), product
+                    total += product
+                found[3 * pairs, n] = total
+            tile = _next(numbers)
+
+    return body
+
+
 def squared_lengths(scaled: bool) -> Callable[..., None]:
     """pieces[n, tile] = the sum of squares of gradients[n, c] * factor[c] over the tile's c, in float64."""
 

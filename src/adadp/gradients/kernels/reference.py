@@ -6,7 +6,7 @@ Work is done in chunks of examples, so that no more than `CHUNK_BYTES` of gradie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,6 +22,9 @@ MOST_WEIGHTED = 1e32  # the norm of a factor that can still be weighted without 
 #: `sum_n clamp(g_n, +-bound)`, and `sum_n g_n^2` where that was asked for.
 Sums = tuple[Tensor, Tensor | None]
 
+#: The vectors b_n [n, rows] and a_n [n, columns] that gradients b_n a_n^T are made of; None for those that are b_n.
+Pair = tuple[Tensor, Tensor | None]
+
 
 class Halves(NamedTuple):
     """A tensor [n, T, size] in float16: `values * unit`. Values may have more tokens and columns, which are zero."""
@@ -35,6 +38,20 @@ class Halves(NamedTuple):
 def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
     """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]."""
     return _clamped(lambda part: outputs[part, :, None] * inputs[part, None, :], len(outputs), bound, moments)
+
+
+def outer_norms(pairs: Sequence[Pair], most: float) -> Tensor:
+    """Rows |a_n|, |b_n| and |b_n a_n^T|^2 of each pair, the last infinite where one is `most`; then their sum."""
+    rows, squares = [], []
+    for outputs, inputs in pairs:
+        b = row_norms(outputs)
+        a, squared = torch.ones_like(b), b.square()
+        if inputs is not None:
+            a = row_norms(inputs)
+            squared = torch.where(torch.maximum(a, b) < most, (a * b).square(), math.inf)
+        rows += [a, b, squared]
+        squares.append(squared)
+    return torch.stack([*rows, torch.stack(squares).sum(0)])
 
 
 def products_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:

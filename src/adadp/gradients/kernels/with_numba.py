@@ -18,12 +18,12 @@ import torch
 from numba import types
 from torch import Tensor
 
-from adadp.gradients.kernels.numba_loops import TILE, add, add_outer, squared_lengths
+from adadp.gradients.kernels.numba_loops import TILE, add, add_outer, outer_lengths, squared_lengths
 from adadp.gradients.kernels.threads import in_parallel
 
 if TYPE_CHECKING:
     from adadp.gradients.convolution import Geometry
-    from adadp.gradients.kernels.reference import Sums
+    from adadp.gradients.kernels.reference import Pair, Sums
 
 # Gradients are made for a few examples at a time, so that they are still in the cores' own caches when they are used.
 BUFFER_BYTES = 4 * 2**20
@@ -41,6 +41,20 @@ def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool 
         raise ValueError(f"outputs, inputs and bound of {[*outputs.shape]}, {[*inputs.shape]} and {[*bound.shape]}")
     _run(add_outer, moments, (outputs, inputs, bound, total, squares), (count, rows, columns))
     return total, squares
+
+
+def outer_norms(pairs: Sequence[Pair], most: float) -> Tensor:
+    """Rows |a_n|, |b_n| and |b_n a_n^T|^2 of each pair, the last infinite where one is `most`; then their sum."""
+    count = len(pairs[0][0])
+    whole = [(b.contiguous(), None if a is None else a.contiguous()) for b, a in pairs]  # alive until all is done
+    numbers: list[int] = []
+    for b, a in whole:
+        if len(b) != count or (a is not None and len(a) != count):
+            raise ValueError(f"vectors of {count}, {len(b)} and {len(b) if a is None else len(a)} examples")
+        numbers += (*_addresses((b, a)), b.shape[1], -1 if a is None else a.shape[1])
+    found = torch.empty(3 * len(pairs) + 1, count, dtype=torch.float64)
+    _start(outer_lengths, most, (found.data_ptr(), count, len(pairs), *numbers))
+    return found
 
 
 def products_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
@@ -136,22 +150,27 @@ def _zeros(bound: Tensor, moments: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _run(loop: Callable[[bool], Any], variant: bool, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
-    """Run one of the loops over tensors, which it knows by their addresses: it would not see that they are others."""
-    for place, tensor in enumerate(tensors):
-        exact = loop is squared_lengths and place == len(tensors) - 1  # where it puts what it found
-        if tensor is not None and not (
-            tensor.device.type == "cpu"
-            and tensor.is_contiguous()
-            and tensor.dtype == (torch.float64 if exact else torch.float32)
-        ):
+    """Run one of the loops over tensors, which it knows by their addresses."""
+    exact = tensors[-1:] if loop is squared_lengths else []  # where it puts what it found
+    own = tensors[: len(tensors) - len(exact)]
+    _start(loop, variant, (*_addresses(own), *_addresses(exact, torch.float64), *sizes))
+
+
+def _addresses(tensors: Sequence[Tensor | None], dtype: torch.dtype = torch.float32) -> Iterator[int]:
+    """Where they lie, 0 for None. A loop that is given addresses would not see that something else lies there."""
+    for tensor in tensors:
+        if tensor is not None and not (tensor.is_cpu and tensor.dtype == dtype and tensor.is_contiguous()):
             raise TypeError(f"a CPU kernel was given {tensor.dtype} on {tensor.device}, or values that lie apart")
-    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-    numbers = (ctypes.c_int64 * (1 + len(tensors) + len(sizes)))(0, *addresses, *sizes)
-    in_parallel(_compiled(loop, variant).address, ctypes.addressof(numbers))
+        yield 0 if tensor is None else tensor.data_ptr()
+
+
+def _start(loop: Callable[[Any], Any], variant: float, numbers: Sequence[int]) -> None:
+    given = (ctypes.c_int64 * (1 + len(numbers)))(0, *numbers)
+    in_parallel(_compiled(loop, variant).address, ctypes.addressof(given))
 
 
 @cache
-def _compiled(loop: Callable[[bool], Any], variant: bool) -> Any:
+def _compiled(loop: Callable[[Any], Any], variant: float) -> Any:
     """Compiled when it is first needed, and kept on the disk for the next process where that is possible."""
     compiler, pointer = cast(Any, numba.cfunc), cast(Any, types.CPointer)
     options = {"error_model": "numpy", "fastmath": {"contract"}}
