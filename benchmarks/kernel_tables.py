@@ -31,7 +31,8 @@ def _device(title: str, found: dict[str, Any]) -> list[str]:
     where = versions.get("gpu") or f"{versions['processor']}, {versions['threads']} threads"
     said = (
         f"{where}, torch {versions['torch']}. Measured rates: copies {rates['copy'] / 1e12:.3f} TB/s, products "
-        f"{rates['matrix'] / 1e12:.2f} TFLOP/s, float32 arithmetic {rates['float32'] / 1e12:.2f} TFLOP/s."
+        f"{rates['matrix'] / 1e12:.2f} TFLOP/s, float32 arithmetic {rates['float32'] / 1e12:.2f} TFLOP/s"
+        + (f", products of float16 {rates['half'] / 1e12:.2f} TFLOP/s." if "half" in rates else ".")
     )
     cells: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in found["rows"]:

@@ -3,10 +3,11 @@
     python benchmarks/kernels.py [--device auto] [--only TEXT] [--threads 2] [--json FILE] [--tune]
 
 The floor is the larger of two times: the bytes that must be read or written once, over the rate at which this machine
-copies; and the operations, over the rate at which it multiplies large matrices (TF32 on CUDA, float32 for the outer
-products of vectors, which no matrix unit can clamp). Rates are measured first. `torch` is the ordinary weight gradient,
-which clamps and measures nothing. `error` is |found - exact| / |exact|, exact being the plain version in float64;
-`same` says whether a second call gave the same bits. Small inputs come from the cache, as in a training step.
+copies; and the operations, over the rate at which it multiplies large matrices (TF32 on CUDA, float16 for factors that
+were cut to it, float32 for the outer products of vectors, which no matrix unit can clamp). Rates are measured first.
+`torch` is the ordinary weight gradient, which clamps and measures nothing. `error` is |found - exact| / |exact|, exact being the plain version in float64;
+`same` says whether a second call gave the same bits. Small inputs come from the cache, as in a training step. With
+`--only`, what a JSON file has of other kernels stays in it.
 
 `--tune` times tiles of other sizes for the Triton kernels instead, or other numbers of products at a time, and prints
 the best of each size.
@@ -95,18 +96,22 @@ class Work:
     ordinary: Callable[[], Tensor]
     operations: float
     moved: int
-    matrix: bool
+    rate: str
 
     def call(self, function: Callable[..., Any], exact: bool = False) -> list[Tensor]:
         """What `function` returns, in float64 where `exact`."""
-        convert = (lambda value: value.double() if isinstance(value, Tensor) else value) if exact else (lambda v: v)
+
+        def convert(value: Any) -> Any:
+            whole = exact and isinstance(value, Tensor) and value.is_floating_point()
+            return value.double() if whole else value
+
         options = {key: convert(value) for key, value in self.options.items()}
         found = function(*map(convert, self.arguments), **options)
-        return [tensor for tensor in (found if isinstance(found, tuple) else (found,)) if tensor is not None]
+        return [part for part in (found if isinstance(found, tuple) else (found,)) if isinstance(part, Tensor)]
 
     def floor(self, rates: dict[str, float]) -> float:
         """Milliseconds."""
-        arithmetic = self.operations / rates["matrix" if self.matrix else "float32"]
+        arithmetic = self.operations / rates[self.rate]
         return 1e3 * max(arithmetic, self.moved / rates["copy"])
 
 
@@ -121,7 +126,7 @@ def works(device: torch.device) -> Iterator[Work]:
                 "outer clamped" + moments * " + moments", size, "outer_clamped", (outputs, inputs, bound),
                 {"moments": moments}, lambda b=outputs, a=inputs: b.T @ a,  # type: ignore[misc]
                 (4 + 2 * moments) * n * rows * columns,
-                4 * (outputs.numel() + inputs.numel() + (2 + moments) * bound.numel()), False,
+                4 * (outputs.numel() + inputs.numel() + (2 + moments) * bound.numel()), "float32",
             )  # fmt: skip
     for size, (rows, columns, n, tokens) in SEQUENCES[device.type].items():
         outputs, inputs, bound = draw(n, tokens, rows), draw(n, tokens, columns), draw(rows, columns).abs()
@@ -131,6 +136,8 @@ def works(device: torch.device) -> Iterator[Work]:
             return b.flatten(0, 1).T @ a.flatten(0, 1)
 
         yield from _of_products("products", size, (outputs, inputs), bound, product, tokens)
+        if device.type == "cuda":  # nothing else multiplies them faster
+            yield from _of_halves(size, outputs, inputs, bound, product)
     for size, (out, channels, k, stride, side, n) in CONVOLUTIONS[device.type].items():
         way = Geometry(torch.Size((out, channels, k, k)), (stride, stride), (k // 2, k // 2), (1, 1), 1)
         places = (side + 2 * (k // 2) - k) // stride + 1
@@ -159,10 +166,10 @@ def works(device: torch.device) -> Iterator[Work]:
             return tensor * weights.unsqueeze(1)
 
         read = 4 * tensor.numel()
-        yield Work("row norms", size, "row_norms", (tensor,), {}, norms, 2.0 * tensor.numel(), read, False)
+        yield Work("row norms", size, "row_norms", (tensor,), {}, norms, 2.0 * tensor.numel(), read, "float32")
         moved = 2 * read - read * len(weights[::3]) // len(weights)  # what has no weight need not be read
         for function in ("weighted", "kept"):
-            yield Work(function, size, function, (tensor, weights), {}, times, 1.0 * tensor.numel(), moved, False)
+            yield Work(function, size, function, (tensor, weights), {}, times, 1.0 * tensor.numel(), moved, "float32")
 
 
 def _of_products(
@@ -173,11 +180,31 @@ def _of_products(
     weight = 4 * bound.numel()
     for moments in (False, True):
         yield Work(f"{kind} clamped" + moments * " + moments", size, f"{kind}_clamped", (*factors, bound),
-                   {"moments": moments}, ordinary, operations, moved + (2 + moments) * weight, True)  # fmt: skip
+                   {"moments": moments}, ordinary, operations, moved + (2 + moments) * weight, "matrix")  # fmt: skip
     for scale in (None, bound):
         read = 0 if scale is None else weight
         yield Work(f"{kind} norms" + (scale is not None) * " scaled", size, f"{kind}_norms", factors,
-                   {"scale": scale}, ordinary, operations, moved + read, True)  # fmt: skip
+                   {"scale": scale}, ordinary, operations, moved + read, "matrix")  # fmt: skip
+
+
+def _of_halves(
+    size: str, outputs: Tensor, inputs: Tensor, bound: Tensor, ordinary: Callable[[], Tensor]
+) -> Iterator[Work]:
+    lengths = [reference.row_norms(factor.flatten(1)) for factor in (outputs, inputs)]
+    yield Work("halves", size, "halves", (outputs, lengths[0]), {}, lambda: outputs.half(), 2.0 * outputs.numel(),
+               6 * outputs.numel(), "float32")  # fmt: skip
+    factors = [kernel("halves", outputs)(*pair) for pair in zip((outputs, inputs), lengths, strict=True)]
+    operations = 2.0 * outputs.numel() * inputs.shape[2]
+    moved, weight = 2 * (outputs.numel() + inputs.numel()), 4 * bound.numel()
+    keep = torch.ones(len(outputs), dtype=torch.bool, device=outputs.device)
+    for scale in (None, bound):
+        yield Work("halves bounds" + (scale is not None) * " scaled", size, "halves_bounds", (*factors, 1e-4),
+                   {"scale": scale}, ordinary, operations, moved + (scale is not None) * weight, "half")  # fmt: skip
+    yield Work("halves sum", size, "halves_sum", (*factors, keep.double(), keep), {}, ordinary, operations,
+               moved + weight, "half")  # fmt: skip
+    for moments in (False, True):
+        yield Work("halves clamped" + moments * " + moments", size, "halves_clamped", (*factors, 1.0, keep, bound),
+                   {"moments": moments}, ordinary, operations, moved + (2 + moments) * weight, "half")  # fmt: skip
 
 
 def milliseconds(call: Callable[[], Any], device: torch.device) -> float:
@@ -221,6 +248,9 @@ def measured_rates(device: torch.device) -> dict[str, float]:
         torch.set_float32_matmul_precision(precision)
         rates[name] = 2.0 * side**3 / milliseconds(lambda: one @ other, device) * 1e3
     torch.set_float32_matmul_precision(before)
+    if cuda:
+        halves = one.half(), other.half()
+        rates["half"] = 2.0 * side**3 / milliseconds(lambda: halves[0] @ halves[1], device) * 1e3
     return rates
 
 
@@ -238,7 +268,8 @@ def checked(work: Work, function: Callable[..., Any], exact: list[Tensor]) -> tu
 
 def measure(work: Work, rates: dict[str, float], device: torch.device) -> Iterator[dict[str, Any]]:
     plain = getattr(reference, work.function)
-    chosen = kernel(work.function, work.arguments[0])
+    first = work.arguments[0]
+    chosen = kernel(work.function, first.unit if isinstance(first, reference.Halves) else first)
     exact = work.call(plain, exact=True)
     backends: dict[str, Callable[[], Any]] = {"torch": work.ordinary, "reference": lambda: work.call(plain)}
     if chosen is not plain:
@@ -336,8 +367,15 @@ def main() -> None:
                 print(line(row), flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
+        if options.only and options.json.exists():
+            known = {_key(row) for row in rows}
+            rows = [row for row in json.loads(options.json.read_text())["rows"] if _key(row) not in known] + rows
         found = {"rows": rows, "rates": rates, "versions": versions(device)}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _key(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["kernel"], row["size"], row["backend"]
 
 
 def wanted(name: str, words: str) -> bool:
