@@ -5,9 +5,9 @@
 The floor is the larger of two times: the bytes that must be read or written once, over the rate at which this machine
 copies; and the operations, over the rate at which it multiplies large matrices (TF32 on CUDA, float16 for factors that
 were cut to it, float32 for the outer products of vectors, which no matrix unit can clamp). Rates are measured first.
-`torch` is the ordinary weight gradient, which clamps and measures nothing. `error` is |found - exact| / |exact|, exact being the plain version in float64;
-`same` says whether a second call gave the same bits. Small inputs come from the cache, as in a training step. With
-`--only`, what a JSON file has of other kernels stays in it.
+`torch` is the ordinary weight gradient, which clamps and measures nothing. `error` is |found - exact| / |exact|, exact
+being the plain version in float64; `same` says whether a second call gave the same bits. Small inputs come from the
+cache, as in a training step. With `--only`, what a JSON file has of other kernels stays in it.
 
 `--tune` times tiles of other sizes for the Triton kernels instead, or other numbers of products at a time, and prints
 the best of each size.
