@@ -308,6 +308,7 @@ def test_products_in_half_precision_are_bounded(sizes: tuple[int, int, int, int]
         for made, exact in ((form, truth), (form.scaled(scale), truth * scale)):
             assert form._way == "half"
             bounds = made.squared_norms().sqrt()
+            assert (made.dense(slice(0, count)).double().flatten(1).norm(dim=1) <= bounds).all()
             for example in range(count):
                 weights = torch.zeros(count, device="cuda")
                 weights[example] = 1

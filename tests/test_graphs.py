@@ -363,11 +363,18 @@ def _swapped(shape: Kronecker) -> None:
     shape._rows |= {"0.bias": one, "2.bias": other}
 
 
+def _parted(shape: Kronecker) -> None:
+    """What was one tensor in two places is two: a value for the one would become the other's too."""
+    own = shape._rows["0.weight"] = copy.copy(shape._rows["0.weight"])
+    assert own.basis is shape._powers["0.weight", -0.25][0].basis  # type: ignore[attr-defined]
+    own.basis = own.basis + 1
+
+
 def _less(shape: Kronecker) -> None:
     shape._powers.popitem()
 
 
-@pytest.mark.parametrize("change", [_wider, _other_rank, _swapped, _less])
+@pytest.mark.parametrize("change", [_wider, _other_rank, _swapped, _parted, _less])
 def test_what_is_more_than_numbers_is_not_taken_over(change: Callable[[Kronecker], None]) -> None:
     run = Recorded(CLIPPINGS["Kronecker, probes"])
     run.go(2)

@@ -136,7 +136,7 @@ class Flat(Clipping):
         factors = self._factor(gradients.norms())
         # A factor below the smallest normal number would be rounded to a third more of itself: too large a gradient is
         # treated like one that is not finite, whose factor is zero or NaN.
-        sure = factors >= self._least_factor() / min(gradients.scale, 1.0)
+        sure = factors * min(gradients.scale, 1.0) >= self._least_factor()
         return torch.where(sure & gradients.keep, factors, 0.0)
 
     def _factor(self, lengths: Tensor) -> Tensor:

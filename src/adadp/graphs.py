@@ -346,6 +346,7 @@ class _State:
         if mine.keys() != others.keys():
             return False
         moved: list[tuple[Tensor, Tensor]] = []
+        stayed: set[int] = set()
         for path, old in mine.items():
             new = others[path]
             if isinstance(old, Tensor) and isinstance(new, Tensor):
@@ -353,12 +354,14 @@ class _State:
                     return False
                 if new is not old:
                     moved.append((old, new))
+                else:
+                    stayed.add(_place(old))
             elif not (self._counted(path) or _same(old, new) or _no_wider(path, old, new)):
                 return False
-        # Each place gets one value, and none of these is itself a place.
+        # Each place gets one value. None of these is itself a place, and no place is one of what stayed as it was.
         pairs = {(_place(old), _place(new)) for old, new in moved}
         places, values = {place for place, _ in pairs}, {value for _, value in pairs}
-        if len(places) < len(pairs) or places & values:
+        if len(places) < len(pairs) or places & (values | stayed):
             return False
         for old, new in moved:
             old.copy_(new)

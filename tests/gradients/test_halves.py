@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adadp.gradients import halves, products
+from adadp import Diagonal, Ellipsoid, Kronecker
+from adadp.gradients import embedding, halves, products
+from adadp.gradients.collection import Gradients
+from adadp.gradients.embedding import Rows, Tied
 from adadp.gradients.products import Products
+from adadp.shape import Shape
+from adadp.sources import Paid
 from tests.gradients.test_per_example import assert_bounds
 
 
@@ -61,6 +66,46 @@ def test_what_is_measured_is_what_is_summed() -> None:
     assert added <= bound
     assert bound <= added * (1 + 1e-4)
     assert abs(added / exact(made).norm() - 1) > 5e-4
+
+
+def _cancelling() -> Products:
+    """Cut to the nearest eleven bits, both tokens' inputs are the same; whole, they are not."""
+    inputs, outputs = torch.zeros(1, 16, 4), torch.zeros(1, 16, 4)
+    inputs[0, 0, 0], inputs[0, 1, 0] = 1 + 2.0**-10 - 2.0**-12, -(1 + 2.0**-10)
+    outputs[0, :2, 0] = 1e6
+    return form(inputs, outputs)
+
+
+def test_gradients_that_are_made_are_the_cut_ones() -> None:
+    torch.manual_seed(0)
+    for made in (_cancelling(), form(torch.randn(3, 40, 5), torch.randn(3, 40, 130))):
+        for part in (made, made.scaled(torch.rand(made.shape))):
+            lengths = part.dense(slice(0, made.count)).double().flatten(1).norm(dim=1)
+            assert (lengths <= part.squared_norms().sqrt()).all()
+            alone = part.weighted_sum(torch.ones(made.count), None)
+            torch.testing.assert_close(part.dense(slice(0, made.count)).sum(0), alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [Diagonal(), Kronecker()])
+def test_statistics_that_are_paid_for_stay_within_what_they_claim(shape: Shape) -> None:
+    """Weights that bound the cut gradients must meet the squares of these, not of the whole ones."""
+    clipping = Ellipsoid(1.0, shape=shape, source=Paid())
+    made = _cancelling()
+    clipping.parameters = {"w": torch.zeros(4, 4)}
+    statistics = clipping._statistics(Gradients({"w": made}, 1, keep=torch.ones(1, dtype=torch.bool)))
+    assert torch.cat([value.flatten() for value in statistics.values()]).norm() <= shape.low_sensitivity
+
+
+def test_a_table_that_is_looked_up_too_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products are measured whole. A small token beside large ones doubles where it is cut."""
+    for module in (products, embedding):
+        monkeypatch.setattr(module, "unit_roundoff", lambda tensor: 2.0**-9)
+    inputs, outputs = torch.zeros(1, 16, 4), torch.zeros(1, 16, 8)
+    inputs[0, 0, 0], outputs[0, 1, 0] = 2.0**50, 2.0**50
+    inputs[0, 2, 1] = outputs[0, 2, 1] = 2.0 ** (50 - 38.98)
+    rows = Rows(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, 4), (8, 4))
+    tied = Tied(rows, form(inputs, outputs))
+    assert tied.weighted_sum(torch.ones(1), None).double().norm() <= tied.squared_norms().sqrt()
 
 
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
@@ -137,3 +182,19 @@ def test_one_example_changes_no_other() -> None:
 def test_only_where_fewer_bits_are_allowed() -> None:
     factors = torch.randn(2, 64, 8), torch.randn(2, 64, 8)
     assert not halves.may_be_halved(*factors), "not on a CPU"
+
+
+def test_only_what_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halves, "matmul_precision", lambda: "high")
+
+    class OnGPU(torch.Tensor):
+        is_cuda = True  # type: ignore[assignment]
+
+    def factor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta").as_subclass(OnGPU)
+
+    assert halves.may_be_halved(factor(2, 64, 8), factor(2, 64, 8))
+    assert not halves.may_be_halved(factor(2, 64, 0), factor(2, 64, 8))
+    assert not halves.may_be_halved(factor(2, 15, 8), factor(2, 15, 8))
+    assert not halves.may_be_halved(factor(2, 64, 2**16), factor(2, 64, 2**16))
+    assert not halves.may_be_halved(factor(2, 64, 8, dtype=torch.float64), factor(2, 64, 8, dtype=torch.float64))

@@ -60,6 +60,7 @@ def test_every_way_gives_the_same(monkeypatch: pytest.MonkeyPatch, way: str, dty
     tokens, columns, rows = sizes(way)
     inputs, outputs = torch.randn(4, tokens, columns, dtype=dtype), torch.randn(4, tokens, rows, dtype=dtype)
     form = products(way, monkeypatch, inputs, outputs)
+    assert (form.dense(slice(0, 4)).double().flatten(1).norm(dim=1) <= form.squared_norms().sqrt()).all()
     assert_forms({"w": form}, {"w": outputs.mT @ inputs}, 1e-9 if dtype == torch.float64 else 1e-4)
 
 

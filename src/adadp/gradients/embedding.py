@@ -114,7 +114,8 @@ class Tied(PerExample):
     """A table that is looked up and also multiplies, as tied input and output embeddings do: never made dense."""
 
     def __init__(self, rows: Rows, products: Products) -> None:
-        self.rows, self.products = rows, products
+        # Whole: they are measured by their Gram matrices, together with the rows.
+        self.rows, self.products = rows, Products(products.inputs, products.outputs, products.shape, whole=True)
         self.count, self.shape = rows.count, rows.shape
 
     @cached_property

@@ -7,12 +7,17 @@ same numbers that are then summed, so only the additions' rounding stands betwee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from adadp.gradients.arithmetic import matmul_precision
+from adadp.gradients.factors import Factor
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import Halves, Sums, halves_dense
+from adadp.gradients.per_example import PerExample, Scaled, between, stored_or_recomputed
 
 FEWEST_TOKENS = 16  # of which matrix units multiply whole blocks
 MOST_ENTRIES = 2**31 - 2**16  # of one example, which are counted in 32 bits
@@ -23,35 +28,63 @@ def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:
     tokens, rows, columns = outputs.shape[1], outputs.shape[2], inputs.shape[2]
     if not outputs.is_cuda or outputs.dtype != torch.float32 or tokens < FEWEST_TOKENS:
         return False
-    small = max(rows * columns, 2 * tokens * max(rows, columns, 128)) <= MOST_ENTRIES
+    small = rows * columns > 0 and max(rows * columns, 2 * tokens * max(rows, columns, 128)) <= MOST_ENTRIES
     return small and matmul_precision() != "highest"
 
 
-class HalvedProducts:
+class HalvedProducts(PerExample):
     """g_n = sum_t b_nt a_nt^T for b `outputs` [n, T, rows] and a `inputs` [n, T, columns], both cut to float16.
 
-    `lengths` are upper bounds on the norms of each example's two factors, each [n].
+    Whatever is asked of it is of these cut gradients. `lengths` are upper bounds on the norms of each example's two
+    factors, each [n].
     """
 
-    def __init__(self, outputs: Tensor, inputs: Tensor, lengths: tuple[Tensor, Tensor]) -> None:
-        self._factors = [
-            kernel("halves", outputs)(factor, length)
-            for factor, length in zip((outputs, inputs), lengths, strict=True)
-        ]
-        self._kernels = {name: kernel(f"halves_{name}", outputs) for name in ("bounds", "sum", "clamped")}
+    def __init__(
+        self, outputs: Tensor, inputs: Tensor, lengths: tuple[Tensor, Tensor], shape: Sequence[int]
+    ) -> None:
+        self.count, self.shape = len(outputs), torch.Size(shape)
+        self._like = outputs.new_empty(0)
+        cut = kernel("halves", outputs)
+        self._factors: tuple[Halves, Halves] = cut(outputs, lengths[0]), cut(inputs, lengths[1])
         # Matrix units cut what they add to about the last bit of the largest, sixteen terms at a time; once where norms
         # are taken and once where sums are. All partial sums are bounded by |a| |b|.
         self._rounding = (16 + 5 * outputs.shape[1]) * 2.0**-24
 
-    def squared_norms(self, scale: Tensor | None = None) -> Tensor:
+    def _bounds(self, scale: Tensor | None) -> Tensor:
         """Upper bounds on the squared norms of g_n times `scale` [rows, columns] elementwise; [n], float64."""
-        bounds: Tensor = self._kernels["bounds"](*self._factors, self._rounding, scale)
+        bounds: Tensor = kernel("halves_bounds", self._like)(*self._factors, self._rounding, scale)
         return bounds
 
-    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        total: Tensor = self._kernels["sum"](*self._factors, weights, keep)
-        return total
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        return self._bounds(None)
 
-    def clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
-        sums: Sums = self._kernels["clamped"](*self._factors, scale, keep, bound, moments)
-        return sums
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        total: Tensor = kernel("halves_sum", self._like)(*self._factors, weights, keep)
+        return total.view(self.shape)
+
+    def dense(self, examples: slice) -> Tensor:
+        return halves_dense(*self._factors, examples).view(-1, *self.shape)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        factor = scale.to(self._like.dtype)
+        return Scaled(self, factor, lambda: self._bounds(factor.reshape(self.matrix)), self.weighted_sum)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        return stored_or_recomputed(
+            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
+        )
+
+    def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        limit = bound.reshape(self.matrix).to(self._like.dtype)
+        total, squares = kernel("halves_clamped", self._like)(*self._factors, scale, keep, limit, moments)
+        return total.view(self.shape), None if squares is None else squares.view(self.shape)
+
+    def _square_sum(self, keep: Tensor) -> Tensor:
+        # Clamped to nothing: it is the same pass.
+        _, squares = self._clamped_sums(self._like.new_zeros(self.shape), 1.0, keep, moments=True)
+        assert squares is not None
+        return squares

@@ -6,6 +6,7 @@ alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,15 +68,19 @@ GRAM_BYTES = 4 * 2**20
 class Products(PerExample):
     """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
 
-    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]; T = 1 for a layer on vectors.
+    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]; T = 1 for a layer on vectors. With `whole`, they are
+    never cut to half precision.
     """
 
-    def __init__(self, inputs: Tensor, outputs: Tensor, shape: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, inputs: Tensor, outputs: Tensor, shape: Sequence[int] | None = None, *, whole: bool = False
+    ) -> None:
         dtype = accumulation_dtype(outputs.dtype)
         self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
         self.count, self.tokens, self.columns = self.inputs.shape
         self.rows = self.outputs.shape[2]
         self.shape = torch.Size((self.rows, self.columns) if shape is None else shape)
+        self._halves = not whole and may_be_halved(self.outputs, self.inputs)
 
     def joined(self, others: Sequence[PerExample]) -> PerExample | None:
         """Several calls of one layer: their tokens side by side give exactly the sum of their gradients."""
@@ -100,7 +105,7 @@ class Products(PerExample):
         # What is kept until all layers are measured stays of the order of what the backward pass keeps anyway.
         if fits(self.count, self.shape, self.outputs.element_size()) and entries <= cost.most_stored * factors:
             ways["stored"] = product + cost.stored * entries
-        if may_be_halved(self.outputs, self.inputs):
+        if self._halves:
             ways["half"] = product + cost.again * entries
         return min(ways, key=lambda way: ways[way])
 
@@ -110,7 +115,10 @@ class Products(PerExample):
 
     @cached_property
     def _halved(self) -> HalvedProducts:
-        return HalvedProducts(self.outputs, self.inputs, self._whole_lengths)
+        return self._cut()
+
+    def _cut(self) -> HalvedProducts:
+        return HalvedProducts(self.outputs, self.inputs, self._whole_lengths, self.shape)
 
     @cached_property
     def _squared_norms(self) -> Tensor:
@@ -195,11 +203,8 @@ class Products(PerExample):
         if self._way == "stored":
             return self._stored.weighted_sum(weights, keep)
         if self._way == "half":
-            return self._halved_sum(weights, keep)
+            return self._halved.weighted_sum(weights, keep)
         return self._weighted_product(weights, keep)
-
-    def _halved_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        return self._halved.weighted_sum(weights, keep).view(self.shape)
 
     def _weighted_product(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         if self.tokens == 1 and self.outputs.is_cpu and self.rows >= self.columns and self.columns % LANES:
@@ -227,6 +232,8 @@ class Products(PerExample):
         return found[2] if found is not None and found[0] is weights and found[1] is keep else None
 
     def dense(self, examples: slice) -> Tensor:
+        if self._way == "half":
+            return self._halved.dense(examples)
         if self.tokens == 1:
             product = self.outputs[examples].mT * self.inputs[examples]
         else:
@@ -237,9 +244,8 @@ class Products(PerExample):
         if self.tokens == 1:
             return ScaledVectors(self, scale.to(self.outputs.dtype))
         factor = scale.to(self.outputs.dtype)
-        if may_be_halved(self.outputs, self.inputs):
-            matrix = factor.reshape(self.rows, self.columns)
-            return Scaled(self, factor, lambda: self._halved.squared_norms(matrix), self._halved_sum)
+        if self._halves:
+            return self._halved.scaled(factor)
         if self.outputs.is_cuda:
             return Scaled(self, factor, lambda: self._scaled_norms(factor), self._weighted_product)
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
@@ -282,16 +288,15 @@ class Products(PerExample):
         assert isinstance(scale, Tensor)
 
         def measure() -> Tensor:
-            return form.squared_norms() * scale.double().square() * (1 + 8 * last_bit(outputs))
+            itself = form.squared_norms()
+            measured = itself * scale.double().square() * (1 + 8 * last_bit(outputs))
+            return torch.where(itself <= 1e40 * measured, measured, math.inf)  # as of what is `Sandwiched`
 
         return Scaled(form, scale.expand(self.shape), measure, form.weighted_sum)
 
     def _square_sum(self, keep: Tensor) -> Tensor:
-        if may_be_halved(self.outputs, self.inputs):
-            halved = HalvedProducts(self.outputs, self.inputs, self._whole_lengths)
-            _, squares = halved.clamped_sums(self.outputs.new_zeros(self.rows, self.columns), 1.0, keep, moments=True)
-            assert squares is not None
-            return squares.view(self.shape)
+        if self._halves:
+            return self._cut()._square_sum(keep)
         if self.tokens > 1:
             return super()._square_sum(keep)
         inputs, outputs = drop(self.inputs, keep)[:, 0], drop(self.outputs, keep)[:, 0]
@@ -337,12 +342,10 @@ class Products(PerExample):
         return own * norms(drop(other, keep)).to(own.dtype).unsqueeze(1)
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        if self._halves:
+            return self._cut()._clamped_sums(bound, scale, keep, moments)  # not kept: nothing comes after
         limit = bound.view(self.rows, self.columns).to(self.outputs.dtype)
-        if may_be_halved(self.outputs, self.inputs):
-            halved = HalvedProducts(self.outputs, self.inputs, self._whole_lengths)  # not kept: nothing comes after
-            total, squares = halved.clamped_sums(limit, scale, keep, moments)
-        else:
-            total, squares = self._whole_clamped_sums(limit, scale, keep, moments)
+        total, squares = self._whole_clamped_sums(limit, scale, keep, moments)
         return total.view(self.shape), None if squares is None else squares.view(self.shape)
 
     def _whole_clamped_sums(self, limit: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
@@ -361,7 +364,7 @@ class Products(PerExample):
         # Every partial sum of a product's coordinates is bounded by these norms: none needs to be made.
         if self.tokens == 1:
             return self.squared_norms().sqrt() < largest_number(self.outputs)
-        if may_be_halved(self.outputs, self.inputs):
+        if self._halves:
             outputs, inputs = self._whole_lengths
             weighable = torch.maximum(outputs, inputs) < MOST_WEIGHTED
             return weighable & (outputs * inputs < largest_number(self.outputs))

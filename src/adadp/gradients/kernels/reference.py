@@ -103,6 +103,12 @@ def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | 
     return total
 
 
+def halves_dense(outputs: Halves, inputs: Halves, examples: slice) -> Tensor:
+    """The products of some examples, [k, rows, columns]: what is measured, weighted and clamped."""
+    units = _halves_weights(outputs, inputs, torch.ones_like(outputs.unit), None)
+    return _halves_products(outputs, inputs)(examples) * units[examples]
+
+
 def halves_clamped(
     outputs: Halves, inputs: Halves, scale: float, keep: Tensor, bound: Tensor, moments: bool = False
 ) -> Sums:
@@ -121,8 +127,8 @@ def _halves_weights(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tens
 
 def _halves_products(outputs: Halves, inputs: Halves) -> Callable[[slice], Tensor]:
     """Of halves before anything else: those products lose nothing, however they are cut."""
-    rows, columns = (factor.values[..., : factor.size].float() for factor in (outputs, inputs))
-    return lambda part: rows[part].mT @ columns[part]
+    rows, columns = (factor.values[..., : factor.size] for factor in (outputs, inputs))
+    return lambda part: rows[part].float().mT @ columns[part].float()
 
 
 def dense_clamped(gradients: Tensor, bound: Tensor, moments: bool = False) -> Sums:
