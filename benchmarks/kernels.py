@@ -128,6 +128,13 @@ def works(device: torch.device) -> Iterator[Work]:
                 (4 + 2 * moments) * n * rows * columns,
                 4 * (outputs.numel() + inputs.numel() + (2 + moments) * bound.numel()), "float32",
             )  # fmt: skip
+        pairs = [(outputs, inputs), (outputs, None)]  # of a weight and its bias
+        if device.type == "cpu":
+            yield Work(
+                "outer norms", size, "outer_norms", (pairs, 1e32), {},
+                lambda b=outputs, a=inputs: b.norm(dim=1) * a.norm(dim=1),  # type: ignore[misc]
+                2.0 * (outputs.numel() + inputs.numel()), 4 * (outputs.numel() + inputs.numel()), "float32",
+            )  # fmt: skip
     for size, (rows, columns, n, tokens) in SEQUENCES[device.type].items():
         outputs, inputs, bound = draw(n, tokens, rows), draw(n, tokens, columns), draw(rows, columns).abs()
         bound *= math.sqrt(tokens)
@@ -268,8 +275,7 @@ def checked(work: Work, function: Callable[..., Any], exact: list[Tensor]) -> tu
 
 def measure(work: Work, rates: dict[str, float], device: torch.device) -> Iterator[dict[str, Any]]:
     plain = getattr(reference, work.function)
-    first = work.arguments[0]
-    chosen = kernel(work.function, first.unit if isinstance(first, reference.Halves) else first)
+    chosen = kernel(work.function, _tensor_in(work.arguments))
     exact = work.call(plain, exact=True)
     backends: dict[str, Callable[[], Any]] = {"torch": work.ordinary, "reference": lambda: work.call(plain)}
     if chosen is not plain:
@@ -287,6 +293,13 @@ def measure(work: Work, rates: dict[str, float], device: torch.device) -> Iterat
             if device.type == "cuda":
                 torch.cuda.synchronize()
         yield row
+
+
+def _tensor_in(argument: Any) -> Tensor:
+    """By whose device and dtype a kernel is chosen."""
+    if isinstance(argument, reference.Halves):
+        return argument.unit
+    return argument if isinstance(argument, Tensor) else _tensor_in(argument[0])
 
 
 def tuned(work: Work, device: torch.device) -> Iterator[tuple[float, str]]:

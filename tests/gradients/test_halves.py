@@ -25,7 +25,8 @@ from tests.gradients.test_per_example import assert_bounds
 def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU whose user allows TF32."""
     monkeypatch.setattr(products, "may_be_halved", lambda outputs, inputs: outputs.shape[1] > 1)
-    monkeypatch.setitem(products.COSTS, "cpu", products.Costs(gram=1e9, again=15, stored=1e9, most_stored=0))
+    costs = products.Costs(gram=1e9, short_gram=1e9, again=15, stored=1e9, most_stored=0)
+    monkeypatch.setitem(products.COSTS, "cpu", costs)
 
 
 def form(inputs: Tensor, outputs: Tensor) -> Products:

@@ -83,6 +83,38 @@ def test_tokens_that_cancel(monkeypatch: pytest.MonkeyPatch, way: str, size: flo
     assert bool((bounds <= rest + 1e-4 * reach).all()), "the bound is far too large"
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_gram_norms_in_float32_are_bounds_and_close(data: st.DataObject) -> None:
+    """Of tokens of all sizes, that cancel or do not, next to examples that must be done again in float64."""
+    seed, tokens, columns, rows = (data.draw(st.integers(*span)) for span in ((0, 2**31), (2, 40), (1, 30), (1, 30)))
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(width: int) -> Tensor:
+        size = data.draw(st.sampled_from([1e-30, 1e-12, 1.0, 1e6, 1e15]))
+        spread = data.draw(st.sampled_from([0.0, 1.0, 6.0, 20.0]))
+        sizes = torch.exp(spread * torch.randn(3, tokens, 1, generator=generator)) * size
+        return (torch.randn(3, tokens, width, generator=generator) * sizes).clamp(-1e30, 1e30)
+
+    inputs, outputs = drawn(columns), drawn(rows)
+    if data.draw(st.booleans()):  # an example whose halves all but cancel
+        half = tokens // 2
+        inputs[1, :half], outputs[1, :half] = inputs[1, half : 2 * half], -outputs[1, half : 2 * half] * (1 + 1e-5)
+    form = Products(inputs, outputs)
+    assert form._short_grams
+    exact = (outputs.double().mT @ inputs.double()).flatten(1).norm(dim=1)
+    found = form.gram_norms().sqrt()
+    assert (found >= exact * (1 - 1e-12)).all()
+    reach = (outputs.double().norm(dim=2) * inputs.double().norm(dim=2)).sum(1)
+    assert (found <= exact * 1.009 + 1e-6 * reach).all()
+
+
+def test_gram_norms_are_measured_in_float64_where_float32_would_not_do() -> None:
+    assert Products(torch.zeros(1, 100, 600), torch.zeros(1, 100, 600))._short_grams
+    assert not Products(torch.zeros(1, 200, 600), torch.zeros(1, 200, 600))._short_grams
+    assert not Products(torch.zeros(1, 2, 3).double(), torch.zeros(1, 2, 3).double())._short_grams
+
+
 @pytest.mark.parametrize("way", [*WAYS, "vectors"])
 def test_huge_and_tiny_values(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     torch.manual_seed(0)

@@ -125,7 +125,7 @@ class Tied(PerExample):
         looked_up = self.products.outputs.gather(2, places).double()  # [n, token, look-up]
         cross = (looked_up * (inputs @ rows.mT)).sum((1, 2))  # <rows, products>, summed over both
         length: Tensor = rows.square().sum((1, 2)).sqrt()  # in float64, for the parts may cancel
-        squared = length.square() + self.products.gram_norms() + 2 * cross
+        squared = length.square() + self.products.exact_gram_norms() + 2 * cross
         squared = squared.clamp_min(0) + rows.shape[1] * 2.0**-50 * (length + self.products.reach).square()
         rounding = self.products.rounding() + unit_roundoff(self.products.outputs) * 4 * length
         return bounded_factors((squared.sqrt() + rounding).square(), *self.products.largest_factors)

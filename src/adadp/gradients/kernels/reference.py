@@ -83,14 +83,14 @@ def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tenso
     Sums may be off by `rounding` times the product of both factors' norms. Where one of these is too large to be
     weighted, the bound is infinite (see `arithmetic.bounded_factors`).
     """
-    largest = torch.ones((), dtype=torch.float64) if scale is None else scale.abs().amax().double()
+    largest = torch.ones_like(outputs.norms[:1]) if scale is None else scale.abs().amax().double()
     if scale is not None:  # squares of scaled entries then do not overflow either
         scale = torch.where(largest > 0, scale / largest.to(scale.dtype), 0.0)
     found = _norms(_halves_products(outputs, inputs), len(outputs.unit), outputs.size * inputs.size, scale)
     # Factors close to the smallest number may double where they are cut.
     reach = (outputs.norms + 2.0**-120) * (inputs.norms + 2.0**-120)
     unit = outputs.unit.double() * inputs.unit.double()
-    bound = (found.sqrt() * unit * (1 + 2.0**-16) + rounding * reach) * largest.to(reach.device)
+    bound = (found.sqrt() * unit * (1 + 2.0**-16) + rounding * reach) * largest
     return torch.where((outputs.norms < MOST_WEIGHTED) & (inputs.norms < MOST_WEIGHTED), bound.square(), math.inf)
 
 
