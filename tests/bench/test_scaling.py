@@ -16,7 +16,9 @@ from tests.bench import tiny
 
 
 def test_points_slopes_and_figures(tmp_path: Path) -> None:
-    found = scale(device="cpu", sweeps=tiny.SWEEPS)
+    kept: list[int] = []
+    found = scale(device="cpu", sweeps=tiny.SWEEPS, keep=lambda so_far: kept.append(len(so_far["sweeps"])))
+    assert kept == list(range(1, len(tiny.SWEEPS) + 1))
     assert json.loads(json.dumps(found)) == found
     for sweep, made in zip(tiny.SWEEPS, found["sweeps"], strict=True):
         assert {(p["series"], p["value"]) for p in made["points"]} == {(s, v) for s in SERIES for v in sweep.values}

@@ -70,17 +70,26 @@ def scale(
     seed: int = 0,
     sweeps: Sequence[Sweep] | None = None,
     say: Callable[[str], None] = lambda line: None,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
-    """Time and peak memory of every point, slopes fitted to them, and Local's memory beyond SGD's over lots."""
+    """Time and peak memory of every point, slopes fitted to them, and Local's memory beyond SGD's over lots.
+
+    `keep` is given what there is after each sweep: the next one may be the one that time does not suffice for.
+    """
     chosen = machine.device_for(device)
+    found: list[dict[str, Any]] = []
+
+    def so_far() -> dict[str, Any]:
+        beyond = [beyond_sgd(sweep) for sweep in found if sweep["size"] == "lot"]
+        versions = machine.versions(chosen)
+        return {"device": chosen.type, "sweeps": found, "local_memory": beyond, "versions": versions}
+
     with machine.settings(chosen, threads):
-        found = []
         for sweep in SWEEPS[chosen.type] if sweeps is None else sweeps:
             say(f"{sweep.model} on {chosen.type}: {sweep.size} {sweep.values[0]} to {sweep.values[-1]}")
             found.append(_swept(sweep, chosen, seed))
-        versions = machine.versions(chosen)
-    beyond = [beyond_sgd(sweep) for sweep in found if sweep["size"] == "lot"]
-    return {"device": chosen.type, "sweeps": found, "local_memory": beyond, "versions": versions}
+            keep(so_far())
+        return so_far()
 
 
 def _swept(sweep: Sweep, device: torch.device, seed: int) -> dict[str, Any]:

@@ -115,9 +115,14 @@ def _scale(device: str, threads: int | None, seed: int, out: Path | None, json_o
     from adadp.bench.plots import draw_scaling
 
     _check_writable(out)
-    found = scale(device=device, threads=threads, seed=seed, say=_say)
-    path = out or FOLDER / f"scaling-{found['device']}.json"
-    _write(path, found)
+
+    def path_of(found: dict[str, Any]) -> Path:
+        return out or FOLDER / f"scaling-{found['device']}.json"
+
+    found = scale(
+        device=device, threads=threads, seed=seed, say=_say, keep=lambda found: _write(path_of(found), found)
+    )
+    path = path_of(found)
     drawn = draw_scaling(found, path.parent, path.stem)
     if json_output:
         typer.echo(json.dumps(found))
