@@ -115,6 +115,25 @@ def test_gram_norms_are_measured_in_float64_where_float32_would_not_do() -> None
     assert not Products(torch.zeros(1, 2, 3).double(), torch.zeros(1, 2, 3).double())._short_grams
 
 
+@pytest.mark.parametrize("sizes", [(0, 4, 64, 64), (0, 64, 16, 16), (0, 1, 5, 6), (2, 0, 64, 64), (2, 4, 0, 64)])
+def test_nothing_at_all(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int, int]) -> None:
+    count, tokens, columns, rows = sizes
+    for limit in (1, per_example.DENSE_BYTES):
+        for module in (per_example, product_forms):
+            monkeypatch.setattr(module, "DENSE_BYTES", limit)
+        form = Products(torch.zeros(count, tokens, columns), torch.zeros(count, tokens, rows))
+        assert form.squared_norms().tolist() == [0.0] * count
+        assert form.finite().tolist() == [True] * count
+        everybody = torch.ones(count, dtype=torch.bool)
+        for total in (
+            form.weighted_sum(torch.ones(count), everybody),
+            form.clamped_sum(torch.ones(rows, columns), 1.0, everybody),
+            form.square_sum(everybody),
+        ):
+            assert total.shape == (rows, columns)
+            assert not total.any()
+
+
 @pytest.mark.parametrize("way", [*WAYS, "vectors"])
 def test_huge_and_tiny_values(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     torch.manual_seed(0)

@@ -201,8 +201,9 @@ class Products(PerExample):
     @cached_property
     def _short_grams(self) -> bool:
         """Whether float32 will do for Gram matrices: where tokens neither agree nor cancel, 0.4% of a norm is lost."""
-        exact = not self.outputs.is_cuda and self.outputs.dtype == torch.float32 and self.rows * self.columns > 0
-        return exact and (self.rows + self.columns) * self.tokens <= 2.0**17
+        known = not self.outputs.is_cuda and self.outputs.dtype == torch.float32
+        some = self.inputs.numel() > 0 and self.outputs.numel() > 0
+        return known and some and (self.rows + self.columns) * self.tokens <= 2.0**17
 
     def exact_gram_norms(self, examples: Tensor | slice = slice(None)) -> Tensor:
         """The same in float64, of some examples."""
@@ -256,7 +257,7 @@ class Products(PerExample):
             product = self.outputs[examples].mT * self.inputs[examples]
         else:
             product = self.outputs[examples].mT @ self.inputs[examples]
-        return product.view(-1, *self.shape)
+        return product.view(len(product), *self.shape)
 
     def scaled(self, scale: Tensor) -> PerExample:
         if self.tokens == 1:
@@ -283,7 +284,7 @@ class Products(PerExample):
         amplified = amplification(self.outputs, left, right)
         # One matrix on both sides, in float64, or two vectors of each example.
         cheaper = 8 * self.rows * self.columns <= public(self.count) * (self.rows + self.columns)
-        if self.tokens > 1:
+        if self.tokens != 1:
             return self._both_sides(left, right)
         if not (cheaper and amplified <= MOST_AMPLIFIED):
             return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
@@ -315,19 +316,19 @@ class Products(PerExample):
     def _square_sum(self, keep: Tensor) -> Tensor:
         if self._halves:
             return self._cut()._square_sum(keep)
-        if self.tokens > 1:
+        if self.tokens != 1:
             return super()._square_sum(keep)
         inputs, outputs = drop(self.inputs, keep)[:, 0], drop(self.outputs, keep)[:, 0]
         return (outputs.square().T @ inputs.square()).view(self.shape)
 
     def row_moments(self, keep: Tensor) -> Tensor:
-        if self.tokens > 1:
+        if self.tokens != 1:
             return super().row_moments(keep)
         outputs = drop(self.outputs, keep)[:, 0]
         return (outputs * squares(drop(self.inputs, keep)).to(outputs.dtype).unsqueeze(1)).T @ outputs
 
     def column_moments(self, keep: Tensor) -> Tensor:
-        if self.tokens > 1:
+        if self.tokens != 1:
             return super().column_moments(keep)
         inputs = drop(self.inputs, keep)[:, 0]
         return (inputs * squares(drop(self.outputs, keep)).to(inputs.dtype).unsqueeze(1)).T @ inputs
@@ -354,7 +355,7 @@ class Products(PerExample):
         return self._vectors(self.inputs, self.outputs, keep)
 
     def _vectors(self, own: Tensor, other: Tensor, keep: Tensor) -> Tensor | None:
-        if self.tokens > 1:
+        if self.tokens != 1:
             return None
         own = drop(own, keep)[:, 0]
         return own * norms(drop(other, keep)).to(own.dtype).unsqueeze(1)
