@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils import _pytree as pytree
@@ -154,3 +156,9 @@ def assert_matches(
     dtype = next(iter(expected.values())).dtype
     limit = TOLERANCE[dtype] if tolerance is None else tolerance
     assert_forms(captured(model, inputs, loss, **settings), expected, limit)
+
+
+def arbitrary(data: st.DataObject, *shape: int) -> Tensor:
+    """Values of float32 of any size below 2^60, as hypothesis chooses them."""
+    value, number = st.floats(-(2.0**60), 2.0**60, width=32), math.prod(shape)
+    return torch.tensor(data.draw(st.lists(value, min_size=number, max_size=number))).view(shape)

@@ -5,6 +5,8 @@ The reference kernels stand in for a GPU's, which `test_cuda.py` has.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from adadp.gradients.embedding import Rows, Tied
 from adadp.gradients.products import Products
 from adadp.shape import Shape
 from adadp.sources import Paid
+from tests.gradients.reference import arbitrary
 from tests.gradients.test_per_example import assert_bounds
 
 
@@ -138,13 +141,8 @@ def test_huge_and_tiny_values() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_bound_holds_for_arbitrary_values(data: st.DataObject) -> None:
-    value = st.floats(-(2.0**60), 2.0**60, width=32)
     count, tokens, columns, rows = (data.draw(st.integers(*range_)) for range_ in ((1, 3), (2, 4), (1, 4), (1, 4)))
-
-    def tensor(*shape: int) -> Tensor:
-        number = int(torch.tensor(shape).prod())
-        return torch.tensor(data.draw(st.lists(value, min_size=number, max_size=number))).view(shape)
-
+    tensor = partial(arbitrary, data)
     made = form(tensor(count, tokens, columns), tensor(count, tokens, rows))
     assert_bounds(made)
     assert_bounds(made.scaled(tensor(rows, columns)))
@@ -158,6 +156,8 @@ def test_bad_examples_stay_alone() -> None:
     made = form(inputs, outputs)
     keep = made.squared_norms().isfinite()
     assert keep.tolist() == made.finite().tolist() == [True, False, False, False, True]
+    for part in (made._halved, made.scaled(torch.ones(7, 6))):  # asked by themselves, they do not hide it
+        assert part.finite().tolist() == keep.tolist()
     torch.testing.assert_close(made.squared_norms()[keep], others.squared_norms(), rtol=1e-6, atol=0.0)
     weights = torch.tensor([0.5, 7.0, 7.0, 7.0, 0.25])
     torch.testing.assert_close(made.weighted_sum(weights, keep), others.weighted_sum(weights[keep], None))

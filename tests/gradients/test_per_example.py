@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from adadp.gradients.factors import Factor, LowRank, Spectrum
 from adadp.gradients.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
 from adadp.gradients.products import Bias, Products
 from adadp.shape import Kronecker
-from tests.gradients.reference import assert_forms, matrix_factor
+from tests.gradients.reference import arbitrary, assert_forms, matrix_factor
 
 WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take
     "stored": (16, 8, 8, None),
@@ -169,13 +171,8 @@ def test_bad_examples_stay_alone(monkeypatch: pytest.MonkeyPatch, way: str) -> N
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_bound_holds_for_arbitrary_values(data: st.DataObject) -> None:
-    value = st.floats(-(2.0**60), 2.0**60, width=32)
     count, tokens, columns, rows = (data.draw(st.integers(1, 4)) for _ in range(4))
-
-    def tensor(*shape: int) -> Tensor:
-        number = int(torch.tensor(shape).prod())
-        return torch.tensor(data.draw(st.lists(value, min_size=number, max_size=number))).view(shape)
-
+    tensor = partial(arbitrary, data)
     form = Products(tensor(count, tokens, columns), tensor(count, tokens, rows))
     assert_bounds(form)
     assert_bounds(form.scaled(tensor(rows, columns)))

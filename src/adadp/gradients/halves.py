@@ -16,11 +16,10 @@ from torch import Tensor
 from adadp.gradients.arithmetic import matmul_precision
 from adadp.gradients.factors import Factor
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import Halves, Sums, halves_dense
+from adadp.gradients.kernels.reference import MOST_ENTRIES, Halves, Sums, halves_dense
 from adadp.gradients.per_example import PerExample, Scaled, between, stored_or_recomputed
 
 FEWEST_TOKENS = 16  # of which matrix units multiply whole blocks
-MOST_ENTRIES = 2**31 - 2**16  # of one example, which are counted in 32 bits
 
 
 def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:

@@ -114,9 +114,9 @@ class PerExample(ABC):
 
     def square_sum(self, keep: Tensor) -> Tensor:
         """`sum_n g_n^2` elementwise over the kept examples: the paper's E', before averaging."""
-        if self._at_hand is None or self._at_hand[0] is not keep:
-            self._at_hand = keep, self._square_sum(keep)
-        return self._at_hand[1]
+        if self._at_hand is not None and self._at_hand[0] is keep:
+            return self._at_hand[1]
+        return self._square_sum(keep)
 
     def _square_sum(self, keep: Tensor) -> Tensor:
         return self._total(lambda g: g.square().sum(0), keep)
@@ -143,11 +143,19 @@ class PerExample(ABC):
 
     def row_energy(self, keep: Tensor) -> Tensor:
         """`sum_n` of the squared norm of each row: the diagonal of `row_moments`."""
-        return self.square_sum(keep).reshape(self.matrix).sum(1)
+        return self._squares_for_both(keep).sum(1)
 
     def column_energy(self, keep: Tensor) -> Tensor:
         """`sum_n` of the squared norm of each column: the diagonal of `column_moments`."""
-        return self.square_sum(keep).reshape(self.matrix).sum(0)
+        return self._squares_for_both(keep).sum(0)
+
+    def _squares_for_both(self, keep: Tensor) -> Tensor:
+        """`square_sum` as a matrix, made once for rows and columns. Nobody outside gets hold of what is kept here."""
+        if self._energies is None or self._energies[0] is not keep:
+            self._energies = keep, self.square_sum(keep).reshape(self.matrix)
+        return self._energies[1]
+
+    _energies: tuple[Tensor, Tensor] | None = None
 
     def _total(self, term: Callable[[Tensor], Tensor], keep: Tensor) -> Tensor:
         return sum_tensors(term(drop(gradients, keep[examples])) for examples, gradients in self.chunks())

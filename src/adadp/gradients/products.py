@@ -281,11 +281,11 @@ class Products(PerExample):
         scale = None if self.tokens == 1 else left.times_columns(right, self.rows, self.columns)
         if self.outputs.is_cuda and scale is not None:
             return self.scaled(scale)
+        if self.tokens != 1:
+            return self._both_sides(left, right)
         amplified = amplification(self.outputs, left, right)
         # One matrix on both sides, in float64, or two vectors of each example.
         cheaper = 8 * self.rows * self.columns <= public(self.count) * (self.rows + self.columns)
-        if self.tokens != 1:
-            return self._both_sides(left, right)
         if not (cheaper and amplified <= MOST_AMPLIFIED):
             return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
 
@@ -338,7 +338,7 @@ class Products(PerExample):
             return super().both_moments(keep)
         # The gradients are made once for both. On a GPU many at a time: it would wait for the host.
         room = 8 * DENSE_BYTES if self.outputs.is_cuda else DENSE_BYTES
-        step = max(1, room // (4 * self.rows * self.columns))
+        step = max(1, room // max(1, 4 * self.rows * self.columns))
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
         by_row, by_column = (outputs.new_zeros(size, size) for size in (self.rows, self.columns))
         for start in range(0, self.count, step):

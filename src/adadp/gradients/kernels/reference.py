@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from adadp.gradients.convolution import Geometry
 
 CHUNK_BYTES = 64 * 2**20
+MOST_ENTRIES = 2**31 - 2**16  # of one example, which kernels count in 32 bits
 MOST_WEIGHTED = 1e32  # the norm of a factor that can still be weighted without overflowing
 
 
@@ -104,8 +105,13 @@ def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | 
 
 
 def halves_dense(outputs: Halves, inputs: Halves, examples: slice) -> Tensor:
-    """The products of some examples, [k, rows, columns]: what is measured, weighted and clamped."""
+    """The products of some examples, [k, rows, columns]: what is measured, weighted and clamped.
+
+    NaN for an example that was not finite, which shows nowhere else: it is zero in every sum.
+    """
     units = _halves_weights(outputs, inputs, torch.ones_like(outputs.unit), None)
+    lost = (outputs.unit == 0) | (inputs.unit == 0)
+    units = torch.where(lost.view(-1, 1, 1), math.nan, units)
     return _halves_products(outputs, inputs)(examples) * units[examples]
 
 

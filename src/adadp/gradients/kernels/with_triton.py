@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from adadp.gradients.kernels import reference, triton_outer, triton_rows
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import MOST_ENTRIES, Sums
 from adadp.gradients.kernels.triton_halves import halves, halves_bounds, halves_clamped, halves_sum
 from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_rows import kept, row_norms, weighted
@@ -26,10 +26,6 @@ __all__ = [
     "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept", "outer_clamped", "products_clamped",
     "products_norms", "row_norms", "weighted",
 ]  # fmt: skip
-
-
-# Within one example, entries are counted in 32 bits.
-MOST_ENTRIES = 2**31 - 2**16
 
 
 def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
