@@ -466,3 +466,24 @@ def test_a_bias_is_summed_beside_its_weight(columns: int, dropped: bool) -> None
     if not dropped:
         ratio = bias.squared_norms() / outputs[:, 0].double().square().sum(1)
         assert ((ratio >= 1) & (ratio < 1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("rest", [0.01, 1.0, 50.0])
+def test_low_rank_factors_on_both_sides_of_sequences(rest: float) -> None:
+    """What all tokens are multiplied by alike is left to the sum, and counts in the norm."""
+    torch.manual_seed(0)
+
+    def factor(size: int) -> LowRank:
+        basis, top = torch.linalg.qr(torch.randn(size, 3))[0], rest * torch.tensor([0.5, 2.0, 4.0])
+        return LowRank(basis, top, torch.tensor(rest), torch.zeros((), dtype=torch.float64), 8.0)
+
+    left, right = factor(40), factor(30)
+    inputs, outputs = torch.randn(4, 6, 30), torch.randn(4, 6, 40)
+    form = Products(inputs, outputs).sandwiched(left, right)
+    exact = left.matrix(40, inputs) @ (outputs.mT @ inputs) @ right.matrix(30, inputs)
+    assert_bounds(form)
+    torch.testing.assert_close(form.dense(slice(0, 4)), exact, rtol=1e-4, atol=1e-4 * rest**2)
+    torch.testing.assert_close(form.squared_norms().sqrt().float(), exact.flatten(1).norm(dim=1), rtol=1e-2, atol=0.0)
+    weights = torch.rand(4)
+    total = (weights.view(-1, 1, 1) * exact).sum(0)
+    torch.testing.assert_close(form.weighted_sum(weights, None), total, rtol=1e-4, atol=1e-4 * rest**2)
