@@ -20,7 +20,9 @@ from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.arithmetic import accumulation_dtype
+from adadp.gradients.clamped import Clamped
 from adadp.gradients.collection import Gradients
+from adadp.gradients.per_example import PerExample
 from adadp.shape import Diagonal, Kronecker, Shape, Statistics
 from adadp.sources import LotRelease, ModelGradients, Raw, Released, Source, split_noise
 
@@ -49,6 +51,14 @@ class Clipping(ABC):
         """Get ready for a lot that releases gradients of `parameters`. `model` can be probed; no data is at hand."""
         self.parameters = dict(parameters)
         self.expected_lot = model.expected_lot
+
+    def early(self) -> bool:
+        """Whether a parameter's gradients can be bounded without the others', while the backward pass runs."""
+        return False
+
+    def bound_early(self, name: str, form: PerExample, scale: float, keep: Tensor) -> PerExample:
+        """What `bound` needs of one parameter's gradients, `scale * form` of the kept examples; after `begin`."""
+        return form
 
     @abstractmethod
     def bound(self, gradients: Gradients) -> Release:
@@ -304,6 +314,15 @@ class Local(_Shaped):
 
     def steady_once_begun(self) -> bool:
         return self.local and super().steady_once_begun()
+
+    def early(self) -> bool:
+        # Whoever does more with gradients than this class and its own sources do must see them.
+        itself = type(self).bound is _Shaped.bound and type(self)._bounded is Local._bounded
+        source = type(self.source)
+        return self.local and itself and source.share is Source.share and source.see in (Source.see, Raw.see)
+
+    def bound_early(self, name: str, form: PerExample, scale: float, keep: Tensor) -> PerExample:
+        return Clamped(form, self.bounds[name], scale, keep, self.source.looks) if name in self.bounds else form
 
     def _bounded(self, gradients: Gradients) -> Release:
         if not self.local:

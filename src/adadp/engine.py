@@ -21,7 +21,7 @@ from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
 from adadp.noise import Randomness
 from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import SAMPLINGS, Microbatch, PrivateLoader, Sampling, check_loader
+from adadp.sampling import SAMPLINGS, PrivateLoader, Sampling, check_loader
 from adadp.step import PrivateStep
 from adadp.validation import IndependenceCheck, check_criterion, check_module, check_optimizer, uncompiled
 
@@ -163,11 +163,7 @@ class PrivacyEngine:
             loss_scale=loss_scale,
             count_nonfinite=expose_raw,
         )
-
-        def work_on(microbatch: Microbatch) -> None:
-            capture.tag, capture.count = microbatch, microbatch.count
-
-        loader.on_microbatch = work_on
+        loader.on_microbatch = lambda microbatch: capture.work_on(microbatch, microbatch.count)
         _PRIVATE[module] = weakref.ref(capture)
         _SERVING.update(chosen.objects())
         self._note(chosen, loss_reduction)

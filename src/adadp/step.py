@@ -17,7 +17,8 @@ from adadp.clipping import Clipping, Release
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
 from adadp.gradients.arithmetic import refuse_unbounded_precision
-from adadp.gradients.per_example import planned_for
+from adadp.gradients.capture import backward_pass
+from adadp.gradients.per_example import PerExample, planned_for
 from adadp.noise import Randomness
 from adadp.sampling import Microbatch
 
@@ -43,6 +44,7 @@ class PrivateStep:
         count_nonfinite: bool = False,
     ) -> None:
         self.capture, self.clipping = capture, clipping
+        capture.before_pass = self._bound_early
         self.noise_multiplier, self.expected_lot = noise_multiplier, expected_lot
         self.event, self._charge, self._randomness = event, charge, randomness
         self._mean_loss, self.loss_scale = mean_loss, loss_scale
@@ -59,6 +61,17 @@ class PrivateStep:
         self._lost: Tensor | None = None  # of this lot, not shown before it is charged
 
     # ---- a lot, microbatch by microbatch ------------------------------------------------------------------------
+
+    def _bound_early(self) -> None:
+        """Before the model runs on a microbatch: have its gradients bounded as they come, if they can be."""
+        microbatch = self.capture.tag
+        if not isinstance(microbatch, Microbatch) or self._count_nonfinite or not self.clipping.early():
+            return
+        if microbatch.lot not in (self._lot, self._released):
+            self._begin(microbatch.lot)
+        if microbatch.lot == self._lot:
+            scale, keep = self._scale(microbatch), microbatch.keep(self._device())
+            self.capture.bound_early = _Early(self.clipping, scale, keep, microbatch.planned)
 
     def add(self, microbatch: Microbatch) -> None:
         """Add the bounded contributions of the microbatch whose backward pass has just ended."""
@@ -128,15 +141,20 @@ class PrivateStep:
     def _gradients(self, microbatch: Microbatch) -> Gradients:
         count = microbatch.count
         forms = self.capture.take(count)
-        scale = (count if self._mean_loss else 1.0) / self.loss_scale
-        device = next(iter(self._parameters.values())).device
-        refuse_unbounded_precision(device)
-        keep = microbatch.keep(device)
-        gradients = Gradients(forms, count, scale=scale, keep=keep)
+        refuse_unbounded_precision(self._device())
+        keep = microbatch.keep(self._device())
+        gradients = Gradients(forms, count, scale=self._scale(microbatch), keep=keep)
         if self._count_nonfinite:
             lost = (~gradients.norms().isfinite() & keep).sum()
             self._lost = lost if self._lost is None else self._lost + lost
         return gradients
+
+    def _scale(self, microbatch: Microbatch) -> float:
+        """An example's own gradient over what the loss's holds of it."""
+        return (microbatch.count if self._mean_loss else 1.0) / self.loss_scale
+
+    def _device(self) -> torch.device:
+        return next(iter(self._parameters.values())).device
 
     # ---- its release --------------------------------------------------------------------------------------------
 
@@ -209,7 +227,7 @@ class PrivateStep:
 
     def gradients_of(self, inputs: Any, loss: Callable[[Any], Tensor]) -> Gradients:
         """Per-example gradients of `loss(model(inputs))`, a sum over examples, at the current weights."""
-        device = next(iter(self._parameters.values())).device
+        device = self._device()
         moved = torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
         own = [device] if device.type == "cuda" else []  # dropout inside must not move the user's generators
         with self.capture.aside(), torch.enable_grad(), torch.random.fork_rng(devices=own):
@@ -218,6 +236,27 @@ class PrivateStep:
             count = len(leaves[0])
             forms = self.capture.take(count)
         return Gradients(forms, count, keep=torch.ones(count, dtype=torch.bool, device=device))
+
+
+class _Early:
+    """Bounds the gradients of one microbatch, a parameter at a time, in the order in which a backward pass brings them.
+
+    From the first layer on where an example is not finite, it adds nothing. Passes are kept apart: one whose gradients
+    were taken for another purpose leaves nothing behind.
+    """
+
+    def __init__(self, clipping: Clipping, scale: float, keep: Tensor, planned: int) -> None:
+        self._clipping, self._scale, self._keep, self._planned = clipping, scale, keep, planned
+        self._finite: dict[int, Tensor] = {}
+
+    def __call__(self, name: str, form: PerExample) -> PerExample:
+        number = backward_pass()
+        keep = self._finite.get(number, self._keep)
+        with planned_for(self._planned):  # here: a GPU's backward pass runs in a thread of its own
+            bounded = self._clipping.bound_early(name, form, self._scale, keep)
+        if bounded is not form:
+            self._finite[number] = bounded.finite()
+        return bounded
 
 
 def _call(module: nn.Module, inputs: Any) -> Any:

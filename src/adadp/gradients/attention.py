@@ -22,7 +22,7 @@ class _Repeated(Layer):
         """The module's parameter [1, 1, d] of that name as [count, 1, d], tapped."""
         parameter = taps.alias(module, name)
         assert parameter is not None
-        return taps.tap(self, module, [parameter.repeat(count, 1, 1)], [], name)[0]
+        return taps.tap(self, module, [parameter.repeat(count, 1, 1)], [], name, [name])[0]
 
     def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return output

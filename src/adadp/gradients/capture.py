@@ -12,7 +12,8 @@ A gradient that reaches the parameter itself comes from outside the forward pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,9 +35,10 @@ from adadp.gradients.per_example import PerExample, merged
 class _Call:
     """One call of one layer, as its tap remembers it."""
 
+    capture: Capture
     layer: Layer
     module: nn.Module
-    names: Mapping[str, str]  # the module's own name of each trainable parameter -> its name in the tree
+    names: Mapping[str, str]  # the module's own name of each trainable parameter it used -> its name in the tree
     context: Any
     tag: object  # which microbatch was being worked on
     staged: list[_Record]
@@ -48,10 +50,12 @@ class _Record:
 
     def __init__(self, call: _Call, saved: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
         self.call = call
-        self.backward = _backward_pass()  # torch's number of that pass
+        self.backward = backward_pass()  # torch's number of that pass
         self._parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = (saved, gradients)
         self._forms: Mapping[str, PerExample] = {}
-        if call.layer.small:
+        if call.capture.complete(call):
+            self._forms, self._parts = call.capture.bounded(self), None
+        elif call.layer.small:
             with exact_arithmetic():
                 self._forms, self._parts = self.forms(), None
 
@@ -63,7 +67,7 @@ class _Record:
         return call.layer.per_example(call.module, call.context, saved, gradients, call.names.keys())
 
 
-def _backward_pass() -> int:
+def backward_pass() -> int:
     """The number of the backward pass that is running, -1 where none is."""
     return torch._C._current_graph_task_id()
 
@@ -152,6 +156,9 @@ class Capture:
         self.tag: object = None  # which microbatch is being worked on, and how many examples it has
         self.count: int | None = None
         self.on_first_call: FirstCall | None = None
+        self.before_pass: Callable[[], None] | None = None  # called before the model runs on a microbatch
+        #: Makes of a parameter's gradients all that is needed of them, as soon as they are complete.
+        self.bound_early: Callable[[str, PerExample], PerExample] | None = None
         self.notices: list[str] = []
         self._module_names = {id(part): name for name, part in module.named_modules()}
         first_names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -165,6 +172,7 @@ class Capture:
         self._slots_of: dict[int, dict[str, _Slot]] = {}  # of a watched module: its own names -> slots
         self._running: list[bool] = []
         self._anchor = torch.zeros((), requires_grad=True)
+        self._uses: Counter[str] = Counter()  # calls that used a parameter, by its name, for this microbatch
         self._staged: list[_Record] = []
         self._records: list[_Record] = []
         self._observed: Observed | None = None
@@ -232,6 +240,11 @@ class Capture:
         """Whether a backward pass came through a watched layer since the last `take`."""
         return bool(self._records)
 
+    def work_on(self, tag: object, count: int) -> None:
+        """What runs from now on works on the microbatch `tag` of `count` examples."""
+        self.tag, self.count = tag, count
+        self._uses, self.bound_early = Counter(), None
+
     # ---- while modules run -------------------------------------------------------------------------------------
 
     def watches(self, module: nn.Module) -> bool:
@@ -244,8 +257,12 @@ class Capture:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         active = torch.is_grad_enabled()
         if active and not any(self._running):
-            if self.on_first_call is not None and self.count is not None and self._observed is None:
-                self.on_first_call(module, args, kwargs, self.count)
+            # What checkpointing runs again in the backward pass was part of a module that ran before.
+            if self.count is not None and self._observed is None and backward_pass() == -1:
+                if self.on_first_call is not None:
+                    self.on_first_call(module, args, kwargs, self.count)
+                if self.before_pass is not None:
+                    self.before_pass()
             self._begin_pass()
         self._running.append(active)
         if active and id(module) in self._layers:
@@ -283,7 +300,7 @@ class Capture:
         records = self._records
 
         def commit(_: Tensor) -> None:
-            records.extend(record for record in staged if record.backward == _backward_pass())
+            records.extend(record for record in staged if record.backward == backward_pass())
             staged.clear()
 
         self._anchor.register_post_accumulate_grad_hook(commit)  # type: ignore[no-untyped-call]
@@ -291,17 +308,29 @@ class Capture:
     # ---- what layers call (Taps) -------------------------------------------------------------------------------
 
     def tap(
-        self, layer: Layer, module: nn.Module, outputs: Sequence[Tensor], saved: Sequence[Tensor], context: Any = None
+        self,
+        layer: Layer,
+        module: nn.Module,
+        outputs: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        context: Any = None,
+        used: Collection[str] | None = None,
     ) -> tuple[Tensor, ...]:
         """Keep `saved` and `context` until the gradients of `outputs` arrive; returns the outputs to use instead."""
         slots = self._slots_of[id(module)]
-        names = {own: slot.name for own, slot in slots.items() if slot.parameter.requires_grad}
+        names = {
+            own: slot.name
+            for own, slot in slots.items()
+            if slot.parameter.requires_grad and (used is None or own in used)
+        }
         if not names:
             return tuple(outputs)
         if self._observed is not None and saved:
             self._observed.inputs.append((self.module_name(module), saved[0].detach(), outputs[0].detach()))
-        recomputed = _backward_pass() != -1
-        call = _Call(layer, module, names, context, self.tag, self._staged, recomputed)
+        recomputed = backward_pass() != -1
+        call = _Call(self, layer, module, names, context, self.tag, self._staged, recomputed)
+        if self._observed is None and not recomputed:
+            self._uses.update(names.values())
         kept = [tensor.detach() for tensor in saved]
         # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap.
         own = [
@@ -321,6 +350,31 @@ class Capture:
         """The module's name in the tree, for messages."""
         return self._module_names.get(id(module), "") or type(module).__name__
 
+    # ---- while the backward pass runs --------------------------------------------------------------------------
+
+    def complete(self, call: _Call) -> bool:
+        """Whether nothing else will come to the parameters of a call, so that they can be bounded at once.
+
+        If something does come, with a second backward pass, it is refused (`Clamped.joined`).
+        """
+        known = self.bound_early is not None and call.tag is self.tag and not call.recomputed
+        return known and all(self._uses[name] == 1 for name in call.names.values())
+
+    def bounded(self, record: _Record) -> dict[str, PerExample]:
+        """What is needed of a complete call's gradients, by the module's own names."""
+        assert self.bound_early is not None
+        assert self.count is not None
+        self._asleep = True
+        try:
+            with exact_arithmetic():
+                found = {}
+                for own, form in record.forms().items():
+                    self._refuse_count(record.call, form, self.count)
+                    found[own] = self.bound_early(record.call.names[own], form)
+                return found
+        finally:
+            self._asleep = False
+
     # ---- after the backward pass -------------------------------------------------------------------------------
 
     @contextmanager
@@ -335,12 +389,12 @@ class Capture:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Collect into a place of its own: gradients taken inside do not mix with those already recorded."""
-        outer, self._records = self._records, []
-        tag, count, self.tag, self.count = self.tag, self.count, object(), None
+        outer = self._records, self.tag, self.count, self._uses, self.bound_early
+        self._records, self.tag, self.count, self._uses, self.bound_early = [], object(), None, Counter(), None
         try:
             yield
         finally:
-            self._records, self.tag, self.count = outer, tag, count
+            self._records, self.tag, self.count, self._uses, self.bound_early = outer
 
     def discard(self) -> None:
         """Forget what was recorded."""
@@ -369,15 +423,18 @@ class Capture:
             call = record.call
             self._refuse_misplaced(call)
             for own, form in record.forms().items():
-                if form.count != count:
-                    raise UnsupportedModuleError(
-                        f"{self.module_name(call.module)}: its input holds {form.count} examples where the "
-                        f"microbatch has {count}. A module that reshapes, repeats or drops examples has no per-example "
-                        "gradients. Keep examples in the first dimension (batch_first=False for [T, N, ...] "
-                        "sequences) from the loader to the loss."
-                    )
+                self._refuse_count(call, form, count)
                 parts.setdefault(call.names[own], []).append(form)
         return {name: merged(forms) for name, forms in parts.items()}
+
+    def _refuse_count(self, call: _Call, form: PerExample, count: int) -> None:
+        if form.count != count:
+            raise UnsupportedModuleError(
+                f"{self.module_name(call.module)}: its input holds {form.count} examples where the microbatch has "
+                f"{count}. A module that reshapes, repeats or drops examples has no per-example gradients. Keep "
+                "examples in the first dimension (batch_first=False for [T, N, ...] sequences) from the loader to the "
+                "loss."
+            )
 
     def _refuse_unseen_uses(self) -> None:
         for slot in self._slots:

@@ -22,9 +22,18 @@ class Taps(Protocol):
     chunk: int
 
     def tap(
-        self, layer: Layer, module: nn.Module, outputs: Sequence[Tensor], saved: Sequence[Tensor], context: Any = None
+        self,
+        layer: Layer,
+        module: nn.Module,
+        outputs: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        context: Any = None,
+        used: Collection[str] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Keep `saved` and `context` until the gradients of `outputs` arrive; returns the outputs to use instead."""
+        """Keep `saved` and `context` until the gradients of `outputs` arrive; returns the outputs to use instead.
+
+        `used` are the module's own names of the parameters that the outputs were made with, all of them if not given.
+        """
 
     def watches(self, module: nn.Module) -> bool:
         """Whether a call of `module` is to be seen now."""

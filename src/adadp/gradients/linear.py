@@ -91,7 +91,8 @@ class Projection(Layer):
             bias_rows = rows if bias_rows is None else bias_rows
             parts[1] = _Part(bias, bias_rows, len(offset))
             offset = offset[bias_rows]
-        return taps.tap(self, module, [F.linear(inputs, matrix[rows], offset)], [inputs], parts)[0]
+        used = [part.name for part in parts if part is not None]
+        return taps.tap(self, module, [F.linear(inputs, matrix[rows], offset)], [inputs], parts, used)[0]
 
     def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return output  # the products inside were tapped one by one
