@@ -21,7 +21,7 @@ from torch import Tensor
 from adadp.errors import ConfigurationError
 from adadp.gradients.arithmetic import accumulation_dtype
 from adadp.gradients.clamped import Clamped
-from adadp.gradients.collection import Gradients
+from adadp.gradients.collection import Gradients, is_small
 from adadp.gradients.per_example import PerExample
 from adadp.shape import Diagonal, Kronecker, Shape, Statistics
 from adadp.sources import LotRelease, ModelGradients, Raw, Released, Source, split_noise
@@ -322,15 +322,14 @@ class Local(_Shaped):
         return self.local and itself and source.share is Source.share and source.see in (Source.see, Raw.see)
 
     def bound_early(self, name: str, form: PerExample, scale: float, keep: Tensor) -> PerExample:
-        return Clamped(form, self.bounds[name], scale, keep, self.source.looks) if name in self.bounds else form
+        wanted = name in self.bounds and not is_small(form)
+        return Clamped(form, self.bounds[name], scale, keep, self.source.looks) if wanted else form
 
     def _bounded(self, gradients: Gradients) -> Release:
         if not self.local:
             return self._sums(gradients, self.weights(gradients))
-        return {
-            name: gradients.clamped_sum(name, bound, self.source.looks) if name in gradients else self._zeros(name)
-            for name, bound in self.bounds.items()
-        }
+        sums = gradients.clamped_sums(self.bounds, self.source.looks)
+        return {name: sums[name] if name in sums else self._zeros(name) for name in self.bounds}
 
     def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
         if not self.local:

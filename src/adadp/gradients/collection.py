@@ -12,8 +12,37 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adadp.gradients.arithmetic import exact_arithmetic, only_if_some_are_not, outer_norms
-from adadp.gradients.per_example import PerExample, sum_tensors
+from adadp.gradients.arithmetic import exact_arithmetic, flattened, only_if_some_are_not, outer_norms
+from adadp.gradients.per_example import Dense, PerExample
+
+SMALL = 2**14
+
+
+def is_small(form: PerExample) -> bool:
+    """Whether gradients are so small that a GPU waits for the host: all such are worked on side by side."""
+    kind = type(form) is Dense and form.gradients.is_cuda and form.gradients.dtype == torch.float32
+    return kind and form.shape.numel() <= SMALL
+
+
+class _SideBySide:
+    """Stored gradients of several parameters as those of one."""
+
+    def __init__(self, forms: Mapping[str, Dense]) -> None:
+        self._shapes = {name: form.shape for name, form in forms.items()}
+        self.form = Dense(torch.cat([flattened(form.gradients) for form in forms.values()], 1))
+
+    def apart(self, values: Tensor) -> dict[str, Tensor]:
+        """What is each parameter's of a number for each coordinate."""
+        parts = torch.split(values, [shape.numel() for shape in self._shapes.values()])
+        return {name: part.view(self._shapes[name]) for name, part in zip(self._shapes, parts, strict=True)}
+
+    def joined(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The same the other way round; zero where a parameter has none."""
+        like = self.form.gradients
+        return torch.cat([
+            values[name].reshape(-1) if name in values else like.new_zeros(shape.numel())
+            for name, shape in self._shapes.items()
+        ])  # fmt: skip
 
 
 class Gradients:
@@ -41,22 +70,38 @@ class Gradients:
         """The same examples with other forms: gradients in another basis."""
         return Gradients(forms, self.count, scale=self.scale, keep=self.keep)
 
+    @cached_property
+    def _small(self) -> _SideBySide | None:
+        small = {name: form for name, form in self.forms.items() if is_small(form)}
+        return _SideBySide(small) if len(small) > 1 else None  # type: ignore[arg-type]
+
+    @cached_property
+    def _others(self) -> dict[str, PerExample]:
+        """The forms that are worked on one by one."""
+        return self.forms if self._small is None else {n: f for n, f in self.forms.items() if not is_small(f)}
+
     def norms(self) -> Tensor:
         """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN."""
-        pairs = [(form, form.pair) for form in self.forms.values()]
+        pairs = [(form, form.pair) for form in self._others.values()]
         with exact_arithmetic():
             squared = [form.squared_norms().double() for form, pair in pairs if pair is None]
             if together := [pair for _, pair in pairs if pair is not None]:
                 squared.append(outer_norms(together)[-1])
+            if self._small is not None:
+                squared.append(self._small.form.squared_norms())
         if not squared:
             return torch.zeros(self.count, dtype=torch.float64, device=self.keep.device)
-        return sum_tensors(squared).sqrt() * self.scale
+        total = squared[0] if len(squared) == 1 else torch.stack(squared).sum(0)
+        return total.sqrt() * self.scale
 
     def weighted_sums(self, weights: Tensor) -> dict[str, Tensor]:
         """`sum_n weights[n] * g_n` of every parameter. Examples of weight 0 add nothing, whatever they hold."""
         scaled, keep = weights * self.scale, only_if_some_are_not(weights)
         with exact_arithmetic():
-            return {name: form.weighted_sum(scaled, keep) for name, form in self.forms.items()}
+            sums = {name: form.weighted_sum(scaled, keep) for name, form in self._others.items()}
+            if self._small is not None:
+                sums |= self._small.apart(self._small.form.weighted_sum(scaled, keep))
+        return sums
 
     def finite(self) -> Tensor:
         """Examples that count and whose gradients are finite everywhere; [n] of bool, the same tensor each time."""
@@ -64,10 +109,27 @@ class Gradients:
 
     @cached_property
     def _finite(self) -> Tensor:
+        forms = [*self._others.values(), *([] if self._small is None else [self._small.form])]
         with exact_arithmetic():
-            return torch.stack([self.keep, *(form.finite() for form in self.forms.values())]).all(0)
+            return torch.stack([self.keep, *(form.finite() for form in forms)]).all(0)
 
-    def clamped_sum(self, name: str, bound: Tensor, moments: bool) -> Tensor:
-        """One parameter's sum over finite examples of `clamp(g_n, -bound, bound)`; see `PerExample.clamped_sum`."""
+    def clamped_sums(self, bounds: Mapping[str, Tensor], moments: bool) -> dict[str, Tensor]:
+        """The sums over finite examples of `clamp(g_n, -bound, bound)`, of parameters that have a bound.
+
+        With `moments`, `square_sum` of their forms over the finite examples is at hand afterwards.
+        """
+        keep, small = self.finite(), self._small
+        bounded = {name: form for name, form in self._others.items() if name in bounds}
         with exact_arithmetic():
-            return self.forms[name].clamped_sum(bound, self.scale, self.finite(), moments)
+            sums = {n: f.clamped_sum(bounds[n], self.scale, keep, moments) for n, f in bounded.items()}
+            if small is not None:
+                sums |= small.apart(small.form.clamped_sum(small.joined(bounds), self.scale, keep, moments))
+                if moments:
+                    self.bring_squares()
+        return sums
+
+    def bring_squares(self) -> None:
+        """Have `square_sum` over the finite examples at hand in small forms, all made at once."""
+        if self._small is not None:
+            for name, squares in self._small.apart(self._small.form.square_sum(self.finite())).items():
+                self.forms[name].have(self.finite(), squares)

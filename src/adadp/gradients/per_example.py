@@ -93,8 +93,12 @@ class PerExample(ABC):
         """
         total, squares = self._clamped_sums(bound, scale, keep, moments)
         if squares is not None:
-            self._at_hand = keep, squares / scale**2
+            self.have(keep, squares / scale**2)
         return total
+
+    def have(self, keep: Tensor, squares: Tensor) -> None:
+        """Be told what `square_sum(keep)` is; nobody else keeps the tensor."""
+        self._at_hand = keep, squares
 
     _at_hand: tuple[Tensor, Tensor] | None = None
 

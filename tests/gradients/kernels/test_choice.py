@@ -76,7 +76,7 @@ def test_forms_answer_the_same_with_either(monkeypatch: pytest.MonkeyPatch, name
         (form.gradients if isinstance(form, Dense) else form.outputs)[0].flatten()[0] = first
         gradients = Gradients({"w": form}, 5, scale=0.5, keep=torch.tensor([True, True, True, False, True]))
         bound = torch.rand(form.shape, generator=torch.Generator().manual_seed(1))
-        total = gradients.clamped_sum("w", bound, moments=True)
+        total = gradients.clamped_sums({"w": bound}, moments=True)["w"]
         squares, finite = form.square_sum(gradients.finite()), gradients.finite()
         torch.testing.assert_close(squares, form._square_sum(finite), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(form.square_sum(finite.clone()), squares, rtol=1e-4, atol=1e-5)

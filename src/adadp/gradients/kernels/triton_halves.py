@@ -8,6 +8,7 @@ memory, whichever index runs fastest, which they do of 16-bit values alone.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -35,11 +36,13 @@ MEASURED = Blocks(32, 4, 3)
 CLAMPED = Blocks(32, 8, 4)
 
 
+@cache
 def side(length: int) -> int:
     """Of a tile, along a side of the matrix of `length`."""
     return int(min(SIDE, max(16, triton.next_power_of_2(length))))
 
 
+@cache
 def padded(length: int) -> int:
     """`length` up to whole tiles."""
     return int(triton.cdiv(length, side(length)) * side(length))
