@@ -18,18 +18,21 @@ from adadp.gradients.arithmetic import (
     bounded_factors,
     convolutions_are_cut,
     drop,
+    full_precision,
     largest_number,
     norms,
     squares,
     unit_roundoff,
     weighted,
 )
-from adadp.gradients.factors import Factor, last_bit
+from adadp.gradients.directions import AlongDirections
+from adadp.gradients.factors import Factor, LowRank, last_bit
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.layer import Layer, Taps, no_batch, supports
 from adadp.gradients.per_example import (
     DENSE_BYTES,
+    MOST_AMPLIFIED,
     Dense,
     PerExample,
     Recomputed,
@@ -68,6 +71,14 @@ class Geometry:
             False, none, self.groups, [False, True, False],
         )[1]  # fmt: skip
         return gradient
+
+    def convolved(self, inputs: Tensor, kernels: Tensor) -> Tensor:
+        """What kernels [k, in, *kernel] see of inputs at each place; there is one group."""
+        none = [0] * len(self.kernel)
+        seen: Tensor = torch.ops.aten.convolution(
+            inputs, kernels, None, self.stride, self.padding, self.dilation, False, none, 1
+        )
+        return seen
 
     def per_example(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """The weight gradient of each example, shape [n, *weight]."""
@@ -148,14 +159,18 @@ class Convolution(PerExample):
         over places t each, additions, which are in the full precision, by one that grows with their number. An input is
         seen from at most as many places as the kernel is large.
         """
-        inputs, outputs = self._factor_norms
-        reach = inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
         places = math.prod(self.outputs.shape[2:])
         added = (8 + places) * last_bit(self.outputs)
         multiplied = unit_roundoff(self.outputs)
         if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and convolutions_are_cut():
             multiplied = TF32
-        return (added + 2 * multiplied) * reach
+        return (added + 2 * multiplied) * self._reach
+
+    @property
+    def _reach(self) -> Tensor:
+        """Upper bounds on sum_t |a_t| |b_t| over places t; [n]."""
+        inputs, outputs = self._factor_norms
+        return inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
 
     @cached_property
     def _factor_norms(self) -> tuple[Tensor, Tensor]:
@@ -203,7 +218,26 @@ class Convolution(PerExample):
         turned = Convolution(self.inputs, outputs, self.geometry)
         if self._keeps:
             return turned._stored.times(right)
+        # As with what is `Sandwiched`, a sum's rounding errors must stay far below what one example may add.
+        if self.outputs.is_cuda and isinstance(right, LowRank) and last_bit(outputs) * right.spread <= MOST_AMPLIFIED:
+            return turned.along(right)
         return Recomputed(lambda e: between(None, turned.dense(e), right, self.shape), self.count, self.shape)
+
+    def along(self, right: LowRank) -> PerExample:
+        """Gradients g R. A product with one of R's directions is one with what a kernel like it sees at each place."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            kernels = right.basis.T.to(self.inputs.dtype)
+            with full_precision():
+                seen = self.geometry.convolved(self.inputs, kernels.reshape(-1, *self.shape[1:]))
+                along = self.outputs.flatten(2) @ seen.flatten(2).mT
+            # All bits, in two sums over the kernel and over places; libraries may transform the kernel in float32.
+            places = seen[0, 0].numel() if len(seen) else 0
+            made = (2.0**12 + self.matrix[1] + places + 16) * math.sqrt(len(kernels)) * last_bit(self.outputs)
+            vanished = 2.0**-110 * (1 + sum(self._factor_norms))  # products close to the smallest number
+            return along, self._rounding + made * self._reach + vanished
+
+        return AlongDirections(self, right, make)
 
 
 @supports(nn.Conv1d, nn.Conv2d, nn.Conv3d)

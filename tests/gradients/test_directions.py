@@ -1,0 +1,133 @@
+"""Convolutions whose gradients are multiplied by a low-rank factor without being made, as on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from adadp.gradients.convolution import Convolution, Geometry
+from adadp.gradients.directions import AlongDirections
+from adadp.gradients.factors import LowRank
+from tests.gradients.test_per_example import assert_bounds
+
+GEOMETRIES = {
+    "plain": (Geometry(torch.Size((6, 3, 3, 3)), (1, 1), (0, 0), (1, 1), 1), (8, 7)),
+    "padded": (Geometry(torch.Size((4, 2, 3, 3)), (1, 1), (1, 1), (1, 1), 1), (6, 6)),
+    "strided": (Geometry(torch.Size((5, 3, 3, 3)), (2, 2), (1, 1), (1, 1), 1), (9, 8)),
+    "dilated": (Geometry(torch.Size((4, 2, 3, 2)), (1, 2), (2, 0), (2, 1), 1), (9, 8)),
+    "one by one": (Geometry(torch.Size((4, 12, 1, 1)), (2, 2), (0, 0), (1, 1), 1), (6, 6)),
+    "line": (Geometry(torch.Size((4, 5, 3)), (1,), (1,), (1,), 1), (10,)),
+    "volume": (Geometry(torch.Size((3, 2, 2, 2, 2)), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1), (4, 4, 3)),
+}  # fmt: skip
+
+
+def convolution(name: str, count: int = 5, dtype: torch.dtype = torch.float32) -> Convolution:
+    geometry, size = GEOMETRIES[name]
+    torch.manual_seed(0)
+    inputs = torch.randn(count, geometry.weight[1], *size, dtype=dtype)
+    outputs = geometry.convolved(inputs, torch.randn(geometry.weight, dtype=dtype))
+    return Convolution(inputs, torch.randn_like(outputs), geometry)
+
+
+def factor(size: int, *, rest: float = 1.0, top: tuple[float, ...] = (0.1, 0.4, 3.0), skew: float = 0.0) -> LowRank:
+    torch.manual_seed(1)
+    basis = torch.linalg.qr(torch.randn(size, len(top)))[0] + skew * torch.randn(size, len(top))
+    exact = basis.double()
+    apart = (exact.T @ exact - torch.eye(len(top), dtype=torch.float64)).norm()
+    values = rest * torch.tensor(top)
+    return LowRank(basis, values, torch.tensor(rest), apart, float(max(1.0, *top) / min(1.0, *top)))
+
+
+def turned(form: Convolution, right: LowRank) -> AlongDirections:
+    made = form.along(right)
+    assert isinstance(made, AlongDirections)
+    return made
+
+
+def exact(form: Convolution, right: LowRank) -> Tensor:
+    matrix = right.matrix(form.matrix[1], torch.zeros((), dtype=torch.float64))
+    double = Convolution(form.inputs.double(), form.outputs.double(), form.geometry)
+    return (double.dense(slice(0, form.count)).reshape(form.count, *form.matrix) @ matrix).view(-1, *form.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rest", [0.01, 1.0, 40.0])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_the_same_as_gradients_that_are_made(name: str, rest: float, dtype: torch.dtype) -> None:
+    form = convolution(name, dtype=dtype)
+    right = factor(form.matrix[1], rest=rest)
+    made, expected = turned(form, right), exact(form, right)
+    assert_bounds(made)
+    close = {"rtol": 1e-3, "atol": 1e-4 * rest, "check_dtype": False}
+    torch.testing.assert_close(made.dense(slice(0, form.count)), expected, **close)
+    looseness = made.squared_norms().sqrt() / expected.flatten(1).norm(dim=1)
+    assert ((looseness >= 1 - 1e-6) & (looseness < 1.05)).all()
+    weights = torch.rand(form.count)
+    total = (weights.view(-1, *[1] * len(form.shape)) * expected).sum(0)
+    torch.testing.assert_close(made.weighted_sum(weights, None), total, **close)
+
+
+@pytest.mark.parametrize("skew", [0.0, 1e-4, 1e-2, 0.3])
+@pytest.mark.parametrize("top", [(1e-3,), (0.01, 0.02), (50.0, 0.01), (1.0, 1.0)])
+def test_directions_that_hold_all_of_a_gradient(top: tuple[float, ...], skew: float) -> None:
+    """Little of it is left, and that is where errors are: of the products with the directions, and of the basis."""
+    form = convolution("plain", count=4)
+    columns = form.matrix[1]
+    right = factor(columns, top=top, skew=skew)
+    # Inputs that are a direction at every place where the outputs are not zero.
+    inputs, outputs = torch.zeros_like(form.inputs), torch.zeros_like(form.outputs)
+    inputs[:, :, :3, :3] = right.basis[:, 0].view(3, 3, 3)
+    outputs[:, :, 0, 0] = torch.tensor([1.0, 1e3, 1e-3, 1e15]).view(-1, 1)
+    assert_bounds(turned(Convolution(inputs, outputs, form.geometry), right))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, 3e38, 1e-38, 1e-45])
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_one_example_stays_alone(value: float, side: str) -> None:
+    form = convolution("padded", count=4)
+    right = factor(form.matrix[1])
+    alone = turned(form, right)
+    norms, weights = alone.squared_norms(), torch.tensor([0.5, 0.0, 1.0, 0.25])
+    total = alone.weighted_sum(weights, weights != 0)
+    changed = Convolution(form.inputs.clone(), form.outputs.clone(), form.geometry)
+    getattr(changed, side)[1] = value
+    made = turned(changed, right)
+    others = [0, 2, 3]
+    assert torch.equal(made.squared_norms()[others], norms[others])
+    assert torch.equal(made.weighted_sum(weights, weights != 0), total)
+    assert made.squared_norms()[1] == math.inf or math.isfinite(value)
+    if made.squared_norms()[1] < 1e70:
+        assert_bounds(made)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_that_cancel(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    form = convolution("padded", count=6)
+    scale = 10.0 ** torch.randint(-12, 12, (6, 1, 1, 1), generator=generator)
+    outputs = form.outputs * scale
+    outputs[..., 1::2] = -outputs[..., ::2] * (1 + 1e-6 * torch.randn(outputs[..., ::2].shape, generator=generator))
+    inputs = form.inputs / scale.sqrt()
+    inputs[..., 1::2] = inputs[..., ::2]
+    assert_bounds(turned(Convolution(inputs, outputs, form.geometry), factor(form.matrix[1], top=(0.05, 2.0, 0.3))))
+
+
+def test_what_comes_after() -> None:
+    form = convolution("plain", count=3)
+    right = factor(form.matrix[1])
+    made, expected = turned(form, right), exact(form, right)
+    scale = torch.rand(form.shape)
+    torch.testing.assert_close(made.scaled(scale).dense(slice(0, 3)).double(), expected * scale, rtol=1e-3, atol=1e-3)
+    both = made.sandwiched(factor(form.matrix[0]), right).dense(slice(0, 3)).reshape(3, *form.matrix).double()
+    left, again = factor(form.matrix[0]).matrix(6, expected), right.matrix(form.matrix[1], expected)
+    torch.testing.assert_close(both, left @ expected.reshape(3, *form.matrix) @ again, rtol=1e-3, atol=1e-3)
+
+
+def test_no_examples() -> None:
+    form = convolution("plain", count=2)
+    none = turned(Convolution(form.inputs[:0], form.outputs[:0], form.geometry), factor(form.matrix[1]))
+    assert none.squared_norms().shape == (0,)
+    assert not none.weighted_sum(torch.zeros(0), None).any()
