@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
-from adadp.bench import scaling
+from adadp.bench import plots, scaling
 from adadp.bench.methods import METHODS, Method, Step, Task
 from adadp.bench.plots import draw_scaling
+from adadp.bench.report import write_report
 from adadp.bench.scaling import SERIES, Sweep, beyond_sgd, scale, slope
 from adadp.gradients.kernels import reference
+from adadp.graphs import WARM_UP
 from tests.bench import tiny
 
 
@@ -21,11 +25,12 @@ def test_points_slopes_and_figures(tmp_path: Path) -> None:
     assert kept == list(range(1, len(tiny.SWEEPS) + 1))
     assert json.loads(json.dumps(found)) == found
     for sweep, made in zip(tiny.SWEEPS, found["sweeps"], strict=True):
-        assert {(p["series"], p["value"]) for p in made["points"]} == {(s, v) for s in SERIES for v in sweep.values}
+        expected = {(series, value) for series in SERIES["cpu"] for value in sweep.values}
+        assert {(point["series"], point["value"]) for point in made["points"]} == expected
         assert all(point["ms"] > 0 for point in made["points"])
         # Plain SGD of so small a net needs no more than the gradients that it gives back first.
         assert all(point["peak_mib"] > 0 for point in made["points"] if point["series"] != "sgd")
-        assert made["slopes"].keys() == SERIES.keys()
+        assert made["slopes"].keys() == SERIES["cpu"].keys()
     assert [model["model"] for model in found["local_memory"]] == ["mlp"]
     paths = draw_scaling(found, tmp_path, "scaling-cpu")
     assert [path.name for path in paths] == [
@@ -83,7 +88,7 @@ LOTS = Sweep("mlp", "lot", (256, 512, 1024, 2048), {"width": 64})
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only memory is of interest: two rounds of each point."""
+    """Time is not of interest: two rounds of each point."""
     monkeypatch.setitem(scaling.POINT, "cpu", 0.0)
 
 
@@ -117,3 +122,107 @@ def test_memory_beyond_sgd_is_compared_at_lots_that_both_have() -> None:
     assert found["lots"] == [1, 2]
     assert found["local_less_sgd_mib"] == [6.0, 7.0]
     assert found["mib_per_1000"] == {"local_less_sgd": 1000.0, "sgd": 2000.0}
+
+
+# ---- replayed steps: the series of a GPU ----------------------------------------------------------------------------
+
+
+def test_on_a_gpu_ours_are_replayed_and_sgd_stays_as_it_is() -> None:
+    assert SERIES["cuda"]["sgd"] == SERIES["cpu"]["sgd"] == ("sgd", "none")
+    ours = [series for series in SERIES["cpu"] if series != "sgd"]
+    assert [SERIES["cpu"][series] for series in ours] == [("adadp", series) for series in ours]
+    assert [SERIES["cuda"][series] for series in ours] == [("adadp-graph", series) for series in ours]
+    for kind, ways in SERIES.items():
+        for series, (method, clipping) in ways.items():
+            assert METHODS[method].only_on in ("", kind)
+            assert clipping in METHODS[method].clippings
+            assert all(series in known for known in (plots.NAMES, plots.COLOURS, plots.MARKS))
+    assert scaling._turns("cpu") == [["sgd", *ours]]
+    assert scaling._turns("cuda") == [["sgd"], ["sgd-graph"], *([series] for series in ours)]
+
+
+class _Recording:
+    """A stand-in: it takes ordinary steps."""
+
+    def __init__(self, ordinary: Step) -> None:
+        self.ordinary, self.played = ordinary, 0
+
+    def play(self) -> None:
+        self.ordinary.run()
+        self.played += 1
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SERIES, "cpu", SERIES["cuda"])
+
+
+@pytest.mark.usefixtures("as_on_a_gpu", "memory")
+def test_recordings_are_measured_one_by_one_and_let_go_before_memory_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    living: weakref.WeakSet[_Recording] = weakref.WeakSet()
+    played: list[int] = []
+
+    def recorded(ordinarily: str) -> Method:
+        def make(task: Task) -> Step:
+            assert not living
+            ordinary = METHODS[ordinarily].make(task)
+            recording = _Recording(ordinary)
+            living.add(recording)
+            weakref.finalize(recording, lambda steps: played.append(steps["played"]), vars(recording))
+
+            def unrecorded() -> None:
+                assert not living
+                ordinary.run()
+
+            return Step(recording.play, ordinary.clear, unrecorded=unrecorded)
+
+        return Method(make, METHODS[ordinarily].clippings, only_on="cuda")
+
+    monkeypatch.setitem(METHODS, "sgd-graph", recorded("sgd"))
+    monkeypatch.setitem(METHODS, "adadp-graph", recorded("adadp"))
+    (sweep,) = (found := scale(device="cpu", sweeps=tiny.SWEEPS[:1]))["sweeps"]
+    assert {point.get("left_out") for point in sweep["points"]} == {None}
+    assert {point["series"] for point in sweep["points"]} == sweep["slopes"].keys() == SERIES["cuda"].keys()
+    assert len(played) == 4 * len(tiny.SWEEPS[0].values)
+    assert set(played) == {WARM_UP + 3 + 1 + 2}  # a recording is made in the first, which do not count
+    assert found["replayed"] == ["sgd-graph", "flat", "ellipsoid-rowcolumn", "local"]
+    assert [model["lots"] for model in found["local_memory"]] == [[64, 128, 256]]
+    # Whoever reads the page or a figure is told; a file from before there was anything to tell is drawn as it was.
+    said = plots._names(found, "time")
+    assert (said["sgd"], said["sgd-graph"]) == ("SGD", "SGD, replayed")
+    assert said["local"] == "local, replayed"
+    assert plots._names(found, "memory").keys() == SERIES["cuda"].keys() - {"sgd-graph"}
+    (tmp_path / "scaling-cuda.json").write_text(json.dumps(found))
+    write_report(tmp_path)
+    page = (tmp_path / "tables.md").read_text()
+    assert "Steps of sgd-graph, flat, ellipsoid-rowcolumn, local are replayed" in page
+    assert "|  | sgd | sgd-graph | flat |" in page
+    del found["replayed"], sweep["slopes"]["sgd-graph"]
+    (tmp_path / "scaling-cuda.json").write_text(json.dumps(found))
+    write_report(tmp_path)
+    page = (tmp_path / "tables.md").read_text()
+    assert "replayed" not in page
+    assert "|  | sgd | flat |" in page
+    assert plots._names(found, "time")["local"] == "local"
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_cannot_be_replayed_says_why() -> None:
+    (sweep,) = scale(device="cpu", sweeps=tiny.SWEEPS[:1])["sweeps"]
+    for point in sweep["points"]:
+        if point["series"] == "sgd":
+            assert point["ms"] > 0
+        elif point["series"] != "sgd-graph":
+            assert "the model is on cpu: only CUDA replays" in point["left_out"]
+        else:
+            assert point["left_out"]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_recording_needs_room_beside_ordinary_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adadp.bench.machine.free_mib", lambda device: 300.0)
+    points = [{"series": series, "value": 64, "ms": 1.0, "peak_mib": 100.0} for series in ("sgd", "local")]
+    assert scaling._too_large("sgd", points, 128, torch.device("cpu")) == {}
+    assert "it would need about 0.4 GiB" in scaling._too_large("local", points, 128, torch.device("cpu"))["local"]

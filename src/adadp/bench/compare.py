@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -88,11 +88,14 @@ class Contender:
                 self.run()
 
     def peak_mib(self, device: str) -> float | None:
-        """The memory of one step."""
+        """The memory of one step. A recording is let go of first: the clipping's state of then is held by it too."""
         found: list[float] = []
 
         def work() -> None:
-            found.append(peak_mib(self.step.unrecorded or self.step.run, self.step.clear, device))
+            if self.step.unrecorded is not None:
+                self._step = replace(self.step, run=self.step.unrecorded, unrecorded=None)
+                release()
+            found.append(peak_mib(self.step.run, self.step.clear, device))
 
         self._guarded(work)
         return found[0] if found else None

@@ -10,13 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from adadp.bench.scaling import SERIES, series_of
+from adadp.bench.scaling import series_in, series_of
 from adadp.reproduce.drawing import canvas, save, styled
 
 #: Okabe and Ito's, as in the other figures: SGD is grey there too, DPSGD's flat clipping vermilion, our own blue.
-COLOURS = {"sgd": "#555555", "flat": "#D55E00", "ellipsoid-rowcolumn": "#0072B2", "local": "#009E73"}
-MARKS = {"sgd": "o", "flat": "s", "ellipsoid-rowcolumn": "^", "local": "D"}
-NAMES = {"sgd": "SGD", "flat": "flat", "ellipsoid-rowcolumn": "ellipsoid (row/column)", "local": "local"}
+COLOURS = {
+    "sgd": "#555555", "sgd-graph": "#999999", "flat": "#D55E00", "ellipsoid-rowcolumn": "#0072B2", "local": "#009E73",
+}  # fmt: skip
+MARKS = {"sgd": "o", "sgd-graph": "v", "flat": "s", "ellipsoid-rowcolumn": "^", "local": "D"}
+NAMES = {
+    "sgd": "SGD", "sgd-graph": "SGD", "flat": "flat", "ellipsoid-rowcolumn": "ellipsoid (row/column)", "local": "local",
+}  # fmt: skip
 COSTS = {"time": ("ms", "milliseconds a step"), "memory": ("peak_mib", "peak memory, MiB")}
 
 
@@ -30,12 +34,13 @@ def _figure(values: Mapping[str, Any], what: str) -> Figure:
     cost, label = COSTS[what]
     sweeps = values["sweeps"]
     beyond = [found for found in values["local_memory"] if found["lots"]] if what == "memory" else []
+    names = _names(values, what)
     count = len(sweeps) + bool(beyond)
     columns = min(3, count)
     rows = -(-count // columns)
     figure, axes = canvas(rows, columns, width=4.3 * columns, height=3.5 * rows)
     for axis, sweep in zip(axes, sweeps, strict=False):
-        _panel(axis, sweep, cost)
+        _panel(axis, sweep, cost, names)
         axis.set_ylabel(label)
     if beyond:
         _beyond(axes[len(sweeps)], beyond)
@@ -44,12 +49,20 @@ def _figure(values: Mapping[str, Any], what: str) -> Figure:
     return figure
 
 
-def _panel(axis: Axes, sweep: Mapping[str, Any], cost: str) -> None:
-    for series in SERIES:
+def _names(values: Mapping[str, Any], what: str) -> dict[str, str]:
+    """What each series is called. Memory is of steps done ordinarily: replayed SGD's is SGD's, and not drawn twice."""
+    replayed = values.get("replayed", [])
+    if what == "memory":
+        return {series: NAMES[series] for series in series_in(values) if series != "sgd-graph"}
+    return {series: NAMES[series] + (", replayed" if series in replayed else "") for series in series_in(values)}
+
+
+def _panel(axis: Axes, sweep: Mapping[str, Any], cost: str, names: Mapping[str, str]) -> None:
+    for series, name in names.items():
         sizes, costs = series_of(sweep, series, cost)
         slope = sweep["slopes"][series][cost]
         grown = "" if slope is None else f", slope {slope:.2f}"
-        axis.plot(sizes, costs, marker=MARKS[series], markersize=4, color=COLOURS[series], label=NAMES[series] + grown)
+        axis.plot(sizes, costs, marker=MARKS[series], markersize=4, color=COLOURS[series], label=name + grown)
     others = ", ".join(f"{name} {value:,}" for name, value in sweep["others"].items())
     axis.set(xscale="log", yscale="log", xlabel=sweep["size"], title=f"{sweep['model']}: {others}")
     _ticks(axis, sorted({point["value"] for point in sweep["points"]}))

@@ -12,7 +12,7 @@ from adadp.bench.machine import KINDS
 from adadp.bench.methods import EVERY
 from adadp.bench.models import Sizes
 from adadp.bench.plots import draw_scaling
-from adadp.bench.scaling import SERIES
+from adadp.bench.scaling import series_in
 from adadp.errors import ConfigurationError
 from adadp.reproduce.summary import paragraph, table
 
@@ -180,9 +180,15 @@ def _scaling(kind: str, values: Mapping[str, Any]) -> list[str]:
         f"## How cost grows, {DEVICES[kind]}", _machine(values["versions"]) + ".",
         "Slopes of a line through the larger half of the points, log over log: time, and peak memory in brackets.",
     ]  # fmt: skip
+    series, replayed = series_in(values), values.get("replayed", [])
+    if replayed:
+        parts.append(paragraph(
+            f"Steps of {', '.join(replayed)} are replayed from a recording (CUDA graphs); their memory is that of the",
+            "same steps done ordinarily.",
+        ))  # fmt: skip
     lines, left = [], []
     for sweep in values["sweeps"]:
-        grown = [_slope(sweep["slopes"][series]) for series in SERIES]
+        grown = [_slope(sweep["slopes"][name]) for name in series]
         sizes = [point["value"] for point in sweep["points"]]
         lines.append([f"{sweep['model']}, {sweep['size']} {min(sizes):,} to {max(sizes):,}", *grown])
         left += [
@@ -190,7 +196,7 @@ def _scaling(kind: str, values: Mapping[str, Any]) -> list[str]:
             for point in sweep["points"]
             if "left_out" in point
         ]
-    parts.append(table(["", *SERIES], lines))
+    parts.append(table(["", *series], lines))
     parts += ["Left out:\n\n" + "\n".join(left)] if left else []
     parts += [f"![{what} over sizes](scaling-{kind}-{what}.svg)" for what in ("time", "memory")]
     if values["local_memory"]:

@@ -1,11 +1,13 @@
 """How the cost of a step grows with the lot, the depth, the width and the sequence's length.
 
-Steps here are those without a refresh of shapes. A point that does not fit, or takes too long, is left out, and why is
-written down in its place.
+Steps here are those without a refresh of shapes. On a GPU ours are replayed, as users are told to, for ordinary ones
+wait for Python there; memory is that of the same step done ordinarily. A point that does not fit, cannot be replayed or
+takes too long is left out, and why is written down in its place.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
@@ -18,16 +20,19 @@ import torch
 from adadp.bench import machine
 from adadp.bench.clock import milliseconds, release
 from adadp.bench.compare import Contender
+from adadp.bench.methods import METHODS
 from adadp.bench.models import MODELS, Sizes
 from adadp.errors import ConfigurationError
+from adadp.graphs import WARM_UP
 
-#: What grows, by the name that its points have: method and clipping.
-SERIES = {
-    "sgd": ("sgd", "none"),
-    "flat": ("adadp", "flat"),
-    "ellipsoid-rowcolumn": ("adadp", "ellipsoid-rowcolumn"),
-    "local": ("adadp", "local"),
-}
+_OURS = ("flat", "ellipsoid-rowcolumn", "local")
+#: What grows, by kind of device and by the name that its points have: method and clipping.
+SERIES: dict[str, dict[str, tuple[str, str]]] = {
+    "cpu": {"sgd": ("sgd", "none"), **{name: ("adadp", name) for name in _OURS}},
+    "cuda": {
+        "sgd": ("sgd", "none"), "sgd-graph": ("sgd-graph", "none"), **{name: ("adadp-graph", name) for name in _OURS},
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ SWEEPS: dict[str, tuple[Sweep, ...]] = {
         Sweep("transformer", "length", (64, 128, 256, 512, 1024, 2048, 4096), {"lot": 8, "width": 256, "depth": 4}),
     ),
 }
-#: Seconds: the longest step that is measured, what the rounds of a point aim at, and all of a sweep; by kind.
-STEP, POINT, SWEEP = {"cpu": 3.0, "cuda": 2.0}, {"cpu": 2.0, "cuda": 0.5}, {"cpu": 50.0, "cuda": 20.0}
+#: Seconds: the longest step that is measured, what the rounds of steps in turn aim at, and all of a sweep; by kind.
+STEP, POINT, SWEEP = {"cpu": 3.0, "cuda": 2.0}, {"cpu": 2.0, "cuda": 0.5}, {"cpu": 50.0, "cuda": 45.0}
 #: A point is tried only where this share of the free memory is enough for what the last one lets expect.
 SHARE = 0.8
 
@@ -81,55 +86,79 @@ def scale(
 
     def so_far() -> dict[str, Any]:
         beyond = [beyond_sgd(sweep) for sweep in found if sweep["size"] == "lot"]
-        versions = machine.versions(chosen)
-        return {"device": chosen.type, "sweeps": found, "local_memory": beyond, "versions": versions}
+        return {
+            "device": chosen.type, "replayed": [name for name in SERIES[chosen.type] if _replayed(name, chosen.type)],
+            "sweeps": found, "local_memory": beyond, "versions": machine.versions(chosen),
+        }  # fmt: skip
 
-    with machine.settings(chosen, threads):
-        for sweep in SWEEPS[chosen.type] if sweeps is None else sweeps:
-            say(f"{sweep.model} on {chosen.type}: {sweep.size} {sweep.values[0]} to {sweep.values[-1]}")
-            found.append(_swept(sweep, chosen, seed))
-            keep(so_far())
-        return so_far()
+    try:
+        with machine.settings(chosen, threads):
+            for sweep in SWEEPS[chosen.type] if sweeps is None else sweeps:
+                say(f"{sweep.model} on {chosen.type}: {sweep.size} {sweep.values[0]} to {sweep.values[-1]}")
+                found.append(_swept(sweep, chosen, seed))
+                keep(so_far())
+            return so_far()
+    finally:
+        gc.unfreeze()
+
+
+def _replayed(series: str, kind: str) -> bool:
+    """Whether its steps are recorded, which is what only some devices do."""
+    return METHODS[SERIES[kind][series][0]].only_on != ""
+
+
+def _turns(kind: str) -> list[list[str]]:
+    """Series whose steps are taken in turn. A recording holds on to its memory, so each of those is measured alone."""
+    recorded = [series for series in SERIES[kind] if _replayed(series, kind)]
+    return [[series for series in SERIES[kind] if series not in recorded], *([series] for series in recorded)]
 
 
 def _swept(sweep: Sweep, device: torch.device, seed: int) -> dict[str, Any]:
     if sweep.size == "lot" and "lot" in sweep.others:
         raise ConfigurationError("the lot goes through the sweep's values: it is not one of the other sizes")
+    kind = device.type
     points: list[dict[str, Any]] = []
     ended: dict[str, str] = {}  # series that have come to an end, and why
     begun = time.perf_counter()
     for value in sweep.values:
-        if time.perf_counter() - begun > SWEEP[device.type]:
-            ended = dict.fromkeys(SERIES, f"the sweep's {SWEEP[device.type]:g} s were spent") | ended
-        made: dict[str, Contender] = {}
-        for series, way in SERIES.items():
-            if series not in ended:
-                ended |= _too_large(series, points, value, device)
-            if series in ended:
-                points.append({"series": series, "value": value, "left_out": ended[series]})
-                continue
-            made[series] = Contender(*way)
-            made[series].make(sweep.model, {**sweep.others, sweep.size: value}, seed, device, warm=1)
-        points += _measured(made, value, device, ended)
-        del made
-        release()
-    slopes = {series: _slopes(points, series) for series in SERIES}
+        if time.perf_counter() - begun > SWEEP[kind]:
+            ended = dict.fromkeys(SERIES[kind], f"the sweep's {SWEEP[kind]:g} s were spent") | ended
+        for turn in _turns(kind):
+            made: dict[str, Contender] = {}
+            for series in turn:
+                if series not in ended:
+                    ended |= _too_large(series, points, value, device)
+                if series in ended:
+                    points.append({"series": series, "value": value, "left_out": ended[series]})
+                    continue
+                made[series] = Contender(*SERIES[kind][series])
+                # A shape is learnt in the first step, two ordinary ones follow, then one is recorded and replayed.
+                warm = WARM_UP + 3 if _replayed(series, kind) else 1
+                made[series].make(sweep.model, {**sweep.others, sweep.size: value}, seed, device, warm=warm)
+            points += _measured(made, value, device, ended)
+            if made:
+                del made
+                release()
+        gc.freeze()  # nothing that was made is left: what is, modules above all, need not be gone through each time
+    slopes = {series: _slopes(points, series) for series in SERIES[kind]}
     return {
         "model": sweep.model, "size": sweep.size, "others": dict(sweep.others), "points": points, "slopes": slopes,
     }  # fmt: skip
 
 
 def _too_large(series: str, points: list[dict[str, Any]], value: int, device: torch.device) -> dict[str, str]:
-    """Why a point is not worth trying, going by the last one of its series: the peak may grow by its square."""
+    """Why a point is not worth trying, going by the last one of its series: the peak may grow by its square.
+
+    A recording has memory of its own, beside that of the ordinary steps before it.
+    """
     last = next((point for point in reversed(points) if point["series"] == series and "ms" in point), None)
     if last is None:
         return {}
     growth = value / last["value"]
     if last["ms"] / 1e3 * growth > STEP[device.type]:
         return {series: f"a step would take about {last['ms'] / 1e3 * growth:.1f} s, over {STEP[device.type]:g} s"}
-    free = machine.free_mib(device)
-    if last["peak_mib"] * growth > SHARE * free:
-        need = last["peak_mib"] * growth
+    free, need = machine.free_mib(device), last["peak_mib"] * growth * (1 + _replayed(series, device.type))
+    if need > SHARE * free:
         return {series: f"it would need about {need / 1024:.1f} GiB where {free / 1024:.1f} GiB are free"}
     return {}
 
@@ -137,6 +166,8 @@ def _too_large(series: str, points: list[dict[str, Any]], value: int, device: to
 def _measured(
     made: dict[str, Contender], value: int, device: torch.device, ended: dict[str, str]
 ) -> list[dict[str, Any]]:
+    if not made:
+        return []
     kind = device.type
     first = {c: times[0] for c, times in milliseconds({c: c.run for c in made.values()}, 1, kind, warm=0).items()}
     quick = {c: c.run for c in made.values() if c.error is None}
@@ -163,6 +194,11 @@ def slope(values: Sequence[float], costs: Sequence[float]) -> float | None:
         return None
     fitted = statistics.linear_regression([x for x, _ in pairs], [y for _, y in pairs])
     return round(fitted.slope, 3)
+
+
+def series_in(values: Mapping[str, Any]) -> list[str]:
+    """The series that a file of results has: which there are has changed."""
+    return list(dict.fromkeys(series for sweep in values["sweeps"] for series in sweep["slopes"]))
 
 
 def series_of(sweep: Mapping[str, Any], series: str, cost: str) -> tuple[list[int], list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from adadp.gradients.convolution import Geometry
-from adadp.gradients.kernels import reference, triton_products, triton_rows
+from adadp.gradients.kernels import reference, triton_halves, triton_outer, triton_products, triton_rows
 from adadp.gradients.kernels import with_triton as kernels
 from adadp.gradients.kernels.reference import Halves
 from adadp.gradients.kernels.triton_products import Blocks, clamped, convolution_operands, norms
-from adadp.gradients.kernels.triton_splits import programs_per_tile
+from adadp.gradients.kernels.triton_splits import most_parts, programs_per_tile, whole
+from adadp.gradients.per_example import planned_for
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -370,11 +372,43 @@ def test_convolution_of_what_is_not_finite_or_contiguous() -> None:
     assert not kernels.convolution_norms(outputs, inputs, way).isfinite().any()
 
 
+def shared_by(monkeypatch: pytest.MonkeyPatch, kernel: ModuleType, each: int) -> None:
+    """As many programs for a tile as there are times `each` examples."""
+    monkeypatch.setattr(kernel, "programs_per_tile", lambda tiles, n, *rest, **memory: (-(-n // each), each))
+
+
+@pytest.mark.parametrize("each", [1, 2, 4, 5, 9, 12])
+def test_vectors_shared_by_any_number_of_programs(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
+    outputs, inputs, bound = drawn(9, 70), drawn(9, 66, seed=1), bounds(70, 66)
+    outputs[4, 3], inputs[6, 5] = math.nan, math.inf
+    shared_by(monkeypatch, triton_outer, each)
+    for moments in (False, True):
+        found = kernels.outer_clamped(outputs, inputs, bound, moments)
+        same_sums(found, reference.outer_clamped(outputs, inputs, bound, moments))
+
+
+@pytest.mark.parametrize("each", [1, 2, 3, 5, 7])
+def test_halves_shared_by_any_number_of_programs(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
+    factors = drawn(5, 40, 20), drawn(5, 40, 33, seed=1)
+    factors[0][3, 1, 1] = math.nan
+    lengths = [reference.row_norms(factor.flatten(1)) for factor in factors]
+    both = [kernels.halves(factor, length) for factor, length in zip(factors, lengths, strict=True)]
+    plain = [reference.halves(factor, length) for factor, length in zip(factors, lengths, strict=True)]
+    shared_by(monkeypatch, triton_halves, each)
+    weights, keep, bound = drawn(5, seed=3).double(), torch.arange(5) != 1, bounds(20, 33) * 3
+    same(kernels.halves_sum(*both, weights, keep), reference.halves_sum(*plain, weights, keep))
+    for moments in (False, True):
+        found = kernels.halves_clamped(*both, 0.5, keep, bound, moments)
+        same_sums(found, reference.halves_clamped(*plain, 0.5, keep, bound, moments))
+    measured, expected = (v.halves_bounds(*f, 1e-4) for v, f in ((kernels, both), (reference, plain)))
+    torch.testing.assert_close(measured, expected, rtol=2**-15, atol=0.0)
+
+
 @pytest.mark.parametrize("each", [2, 3, 5, 8])
 @pytest.mark.parametrize("name", ["3x3", "uneven", "one place", "1d"])
 def test_convolution_of_examples_one_after_the_other(monkeypatch: pytest.MonkeyPatch, name: str, each: int) -> None:
     """One that is not finite leaves nothing behind for the next in its program."""
-    monkeypatch.setattr(triton_products, "programs_per_tile", lambda tiles, n, *rest: (-(-n // each), each))
+    shared_by(monkeypatch, triton_products, each)
     (_, *shape), way = CONVOLUTIONS[name]
     outputs = drawn(5, *convolution(name)[0].shape[1:])
     inputs, bound = drawn(5, *shape, seed=1), bounds(*way.weight)
@@ -405,6 +439,46 @@ def test_every_example_has_one_program(tiles: int, examples: int) -> None:
     assert (splits - 1) * each < examples <= splits * each
     if examples >= 600:
         assert tiles * splits >= 132  # every multiprocessor has something to do
+
+
+@pytest.mark.parametrize("part", [1, 7, 60_000, 10**7])
+@pytest.mark.parametrize("examples", [1, 64, 600, 8192])
+@pytest.mark.parametrize("tiles", [1, 16, 400])
+def test_parts_of_a_sum_take_no_more_memory_than_what_is_summed(tiles: int, examples: int, part: int) -> None:
+    kept = 1060
+    splits, each = programs_per_tile(tiles, examples, 4, 8, 4, CPU, kept=kept, part=part)
+    assert (splits - 1) * each < examples <= splits * each
+    assert splits == 1 or splits * part <= examples * kept
+    free, _ = programs_per_tile(tiles, examples, 4, 8, 4, CPU)
+    assert splits == free if free == 1 or free * part <= examples * kept else splits < free
+    most = most_parts(examples, kept, part)
+    assert most == 1 or most * part <= examples * kept < (most + 1) * part
+
+
+@pytest.mark.parametrize("moments", [False, True])
+def test_vectors_leave_half_of_their_memory(monkeypatch: pytest.MonkeyPatch, moments: bool) -> None:
+    """A sum larger than its vectors has one part, which is the sum; squares are counted as sums are."""
+    made: list[int] = []
+    monkeypatch.setattr(triton_outer, "whole", lambda parts: made.append(parts.numel()) or whole(parts))
+    for n, rows, columns in ((40, 100, 90), (200, 66, 8), (200, 8, 6)):
+        made.clear()
+        found = kernels.outer_clamped(drawn(n, rows), drawn(n, columns, seed=1), bounds(rows, columns), moments)
+        assert len(made) == 1 + moments
+        assert sum(made) <= max(n * (rows + columns) // 2, len(made) * rows * columns)
+        assert all(part.untyped_storage().nbytes() == 4 * rows * columns for part in found if part is not None)
+        assert (made[0] > rows * columns) == (n == 200)
+
+
+def test_how_examples_are_shared_is_planned() -> None:
+    """As a lot of 600 would be, however many were drawn; and no plan is too large to be made."""
+    alone = programs_per_tile(16, 600, 4, 8, 4, CPU, kept=1060, part=240_000)
+    with planned_for(600):
+        for drawn_ in (1, 550, 600, 650, 2000):
+            splits, each = programs_per_tile(16, drawn_, 4, 8, 4, CPU, kept=1060, part=240_000)
+            assert each == alone[1]
+            assert (splits - 1) * each < drawn_ <= splits * each
+    with planned_for(10**9):
+        assert programs_per_tile(1, 600, 8, 1, 1, CPU)[0] == 1
 
 
 def test_more_entries_than_32_bits_count_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

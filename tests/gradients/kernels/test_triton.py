@@ -30,7 +30,7 @@ def test_cases_in_the_interpreter() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     passed = re.search(r"(\d+) passed", run.stdout)
     assert passed is not None
-    assert int(passed[1]) >= 214, run.stdout
+    assert int(passed[1]) >= 276, run.stdout
     assert "skipped" not in run.stdout
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import MOST_WEIGHTED, Halves, Sums
-from adadp.gradients.kernels.triton_splits import programs_per_tile
+from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 TOKENS = 32  # every example has a multiple of these, the others being zero
 SIDE = 128  # the largest side of a tile
@@ -110,7 +110,9 @@ def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tenso
     largest = found if scale is None else torch.linalg.vector_norm(scale, math.inf)
     factor = found if scale is None else scale.contiguous()
     scaled = scale is not None
-    _launch(outputs, inputs, MEASURED, factor, largest, outputs.unit, found, found, found, KIND="norms", SCALED=scaled)
+    shared = _splits(outputs, inputs, MEASURED, sums=0)
+    _launch(outputs, inputs, MEASURED, shared, factor, largest, outputs.unit, found, found, found,
+            KIND="norms", SCALED=scaled)  # fmt: skip
     _bound[(count,)](
         found, largest, outputs.unit, inputs.unit, outputs.norms, inputs.norms, bounds, rounding, found.shape[1],
         MOST=MOST_WEIGHTED, SCALED=scaled, TILES=min(1024, triton.next_power_of_2(found.shape[1])), num_warps=1,
@@ -139,49 +141,50 @@ def _bound(
 
 def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | None = None) -> Tensor:
     """`sum_n weights[n] g_n` over the kept examples; [rows, columns]."""
-    sums = _room(outputs, inputs, MEASURED)
+    shared = _splits(outputs, inputs, MEASURED, sums=1)
+    sums = _room(outputs, inputs, shared[0])
     kept = weights if keep is None else keep
-    _launch(outputs, inputs, MEASURED, sums, weights, kept, sums, sums, sums, KIND="sum", KEPT=keep is not None)
-    return _whole(sums)
+    _launch(outputs, inputs, MEASURED, shared, sums, weights, kept, sums, sums, sums,
+            KIND="sum", KEPT=keep is not None)  # fmt: skip
+    return whole(sums)
 
 
 def halves_clamped(
     outputs: Halves, inputs: Halves, scale: float, keep: Tensor, bound: Tensor, moments: bool = False
 ) -> Sums:
     """Clamped sums of `scale * g_n` over the kept examples; bound [rows, columns]."""
-    sums = _room(outputs, inputs, CLAMPED)
+    shared = _splits(outputs, inputs, CLAMPED, sums=1 + moments)
+    sums = _room(outputs, inputs, shared[0])
     squares = torch.empty_like(sums) if moments else sums
     limit = bound.contiguous()
-    _launch(outputs, inputs, CLAMPED, limit, limit, keep, sums, squares, sums,
+    _launch(outputs, inputs, CLAMPED, shared, limit, limit, keep, sums, squares, sums,
             scale=scale, KIND="clamped", KEPT=True, MOMENTS=moments)  # fmt: skip
-    return _whole(sums), _whole(squares) if moments else None
+    return whole(sums), whole(squares) if moments else None
 
 
-def _room(outputs: Halves, inputs: Halves, blocks: Blocks) -> Tensor:
-    splits, _ = _splits(outputs, inputs, blocks)
+def _room(outputs: Halves, inputs: Halves, splits: int) -> Tensor:
     return torch.empty(splits, outputs.size, inputs.size, dtype=torch.float32, device=outputs.unit.device)
-
-
-def _whole(sums: Tensor) -> Tensor:
-    return sums[0] if len(sums) == 1 else sums.sum(0)
 
 
 def _tiles(outputs: Halves, inputs: Halves) -> int:
     return padded(outputs.size) // side(outputs.size) * (padded(inputs.size) // side(inputs.size))
 
 
-def _splits(outputs: Halves, inputs: Halves, blocks: Blocks) -> tuple[int, int]:
+def _splits(outputs: Halves, inputs: Halves, blocks: Blocks, sums: int) -> tuple[int, int]:
+    """For so many sums of the matrix's size. What was cut is kept too, and in float32 as they are."""
+    count, tokens, rows, columns = len(outputs.unit), outputs.values.shape[1], outputs.size, inputs.size
     return programs_per_tile(
-        _tiles(outputs, inputs), max(1, len(outputs.unit)), blocks.warps, 1, 1, outputs.unit.device
-    )
+        _tiles(outputs, inputs), max(1, count), blocks.warps, 1, 1, outputs.unit.device,
+        kept=tokens * (rows + columns), part=sums * rows * columns,
+    )  # fmt: skip
 
 
 def _launch(
-    outputs: Halves, inputs: Halves, blocks: Blocks,
+    outputs: Halves, inputs: Halves, blocks: Blocks, shared: tuple[int, int],
     matrix: Tensor, weights: Tensor, keep: Tensor, sums: Tensor, squares: Tensor, found: Tensor, *, scale: float = 1.0,
     KIND: str, SCALED: bool = False, KEPT: bool = False, MOMENTS: bool = False,
 ) -> None:  # fmt: skip
-    splits, each = _splits(outputs, inputs, blocks)
+    splits, each = shared
     launch: Any = _products[(_tiles(outputs, inputs) * splits,)]
     launch(
         outputs.values, inputs.values, outputs.unit, inputs.unit, matrix, weights.contiguous(), keep.contiguous(),

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import Sums
-from adadp.gradients.kernels.triton_splits import programs_per_tile
+from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 UNROLLED = 4  # examples whose vectors are loaded at once
 
@@ -43,7 +43,11 @@ def outer_clamped(
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
     blocks = blocks or outer_blocks(rows, columns)
     tiles = triton.cdiv(rows, blocks.rows) * triton.cdiv(columns, blocks.columns)
-    splits, each = programs_per_tile(tiles, examples, blocks.warps, 8, UNROLLED, outputs.device)
+    # A net on vectors keeps little else than these: parts of the sums, and of squares, may take half as much.
+    splits, each = programs_per_tile(
+        tiles, examples, blocks.warps, 8, UNROLLED, outputs.device,
+        kept=rows + columns, part=2 * (1 + moments) * rows * columns,
+    )  # fmt: skip
     sums = outputs.new_empty(splits, rows, columns)
     squares = torch.empty_like(sums) if moments else sums
     aligned = math.gcd(columns, inputs.stride(0), 16)  # the compiler sees by itself what is a multiple of 16, not of 4
@@ -52,7 +56,7 @@ def outer_clamped(
         outputs.stride(0), outputs.stride(1), inputs.stride(0) // aligned, inputs.stride(1), ALIGNED=aligned,
         EXAMPLES=UNROLLED, MOMENTS=moments, ROWS=blocks.rows, COLUMNS=blocks.columns, num_warps=blocks.warps,
     )  # fmt: skip
-    return sums.sum(0), squares.sum(0) if moments else None
+    return whole(sums), whole(squares) if moments else None
 
 
 @triton.jit(do_not_specialize=["examples", "each"])  # lots vary: one kernel for all of them

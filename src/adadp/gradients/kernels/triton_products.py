@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import Sums
-from adadp.gradients.kernels.triton_splits import programs_per_tile
+from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 if TYPE_CHECKING:
     from adadp.gradients.convolution import Geometry
@@ -92,12 +92,12 @@ def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, bl
     if operands.empty:
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
     blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
-    splits, each = _splits(operands, blocks)
+    splits, each = _splits(operands, blocks, part=(1 + moments) * bound.numel())
     sums = torch.empty(splits, *bound.shape, dtype=bound.dtype, device=bound.device)
     squares = torch.empty_like(sums) if moments else sums
     _launch(operands, blocks, precision, splits, each, bound.contiguous(), sums, squares, sums,
             CLAMPED=True, MOMENTS=moments, SCALED=False)  # fmt: skip
-    return sums.sum(0), squares.sum(0) if moments else None
+    return whole(sums), whole(squares) if moments else None
 
 
 def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Blocks | None = None) -> Tensor:
@@ -123,9 +123,10 @@ def _tiles(operands: Operands, blocks: Blocks) -> int:
     return int(operands.groups * down * across)
 
 
-def _splits(operands: Operands, blocks: Blocks) -> tuple[int, int]:
-    tiles = _tiles(operands, blocks)
-    return programs_per_tile(tiles, operands.examples, blocks.warps, 1, 1, operands.outputs.device)
+def _splits(operands: Operands, blocks: Blocks, part: int = 0) -> tuple[int, int]:
+    tiles, outputs, inputs = _tiles(operands, blocks), operands.outputs, operands.inputs
+    kept = math.prod(outputs.shape[1:]) + math.prod(inputs.shape[1:])
+    return programs_per_tile(tiles, operands.examples, blocks.warps, 1, 1, outputs.device, kept=kept, part=part)
 
 
 def _launch(

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.triton_splits import whole
 
 TILE = 4096  # entries that a program of four warps reads at once
 CLAMPED_TILE = 1024  # entries whose sums, squares and bounds a program keeps
@@ -210,10 +211,7 @@ class _Sums:
         )  # fmt: skip
 
     def result(self) -> Sums:
-        return self._whole(self.total), None if self.squares is None else self._whole(self.squares)
-
-    def _whole(self, sums: Tensor) -> Tensor:
-        return sums[0] if self.splits == 1 else sums.sum(0)
+        return whole(self.total), None if self.squares is None else whole(self.squares)
 
 
 @triton.jit(do_not_specialize=["count", "each"])
