@@ -12,6 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
 from adadp.clipping import Automatic, PerLayer
+from adadp.gradients.clamped import Clamped
+from adadp.gradients.convolution import Convolution, Geometry
+from adadp.gradients.directions import AlongDirections
+from adadp.gradients.factors import Identity, LowRank
 from adadp.gradients.products import Products
 from adadp.optimizer import BudgetWarning
 
@@ -324,3 +328,67 @@ def test_products_in_half_precision_are_bounded(sizes: tuple[int, int, int, int]
         assert (form.square_sum(keep) - squares).norm() <= 2e-3 * squares.norm()
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("spread", [2.0, 60.0])
+def test_convolutions_along_directions_are_bounded(cut: bool, spread: float) -> None:
+    """Of places that cancel, of blank images, of huge and tiny ones, of gradients that lie in the directions."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if cut else "highest")
+    torch.backends.cudnn.allow_tf32 = cut
+    try:
+        torch.manual_seed(0)
+        geometry = Geometry(torch.Size((48, 32, 3, 3)), (1, 1), (1, 1), (1, 1), 1)
+        inputs, outputs = torch.randn(6, 32, 16, 16).cuda(), torch.randn(6, 48, 16, 16).cuda()
+        inputs[0], outputs[0] = 0.37, 1 / 3
+        inputs[1, ..., ::2], outputs[1, ..., ::2] = inputs[1, ..., 1::2], -outputs[1, ..., 1::2]
+        inputs[2], outputs[2] = inputs[2] * 1e15, outputs[2] * 1e-20
+        inputs[3], outputs[3] = inputs[3] * 1e-25, outputs[3] * 1e10
+        basis = torch.linalg.qr(torch.randn(288, 8, dtype=torch.float64))[0].float().cuda()
+        outputs[4], inputs[4] = 0.0, 0.0
+        outputs[4, :, 5, 5], inputs[4, :, 4:7, 4:7] = 1.0, basis[:, 0].view(32, 3, 3)
+        skew = (basis.double().T @ basis.double() - torch.eye(8).cuda()).norm()
+        top = torch.full((8,), 1 / spread, device="cuda")
+        right = LowRank(basis, top, torch.ones((), device="cuda"), skew, spread)
+        made = Convolution(inputs, outputs, geometry).sandwiched(Identity(), right)
+        assert isinstance(made, AlongDirections)
+        bounds = made.squared_norms().sqrt()
+        exact = Convolution(inputs.double(), outputs.double(), geometry).dense(slice(0, 6)).reshape(6, 48, 288)
+        exact = exact @ right.matrix(288, exact)
+        for example in range(6):
+            weights = torch.zeros(6, device="cuda")
+            weights[example] = 1
+            added = made.weighted_sum(weights, weights != 0).double().view(48, 288)
+            assert added.norm() <= bounds[example]
+            assert exact[example].norm() <= bounds[example] * (1 + 1e-6)
+        assert bounds[5] <= exact[5].norm() * (1.2 if cut else 1.05)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_clamping_in_the_backward_pass_is_clamping_after_it() -> None:
+    """Layers' gradients go as they come; small ones are clamped side by side at the end."""
+    found = []
+    for early in (True, False):
+        torch.manual_seed(0)
+        model = Net().cuda()
+        data = TensorDataset(torch.randn(COUNT, 1, SIDE, SIDE).cuda(), (torch.arange(COUNT) % 10).cuda())
+        _, optimizer, loader = PrivacyEngine(seed=1).make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), sampling="shuffle",
+            data_loader=DataLoader(data, batch_size=COUNT), noise_multiplier=1e-7, clipping=CLIPPINGS["local"](),
+        )  # fmt: skip
+        if not early:
+            optimizer._step.capture.before_pass = None
+        forms = []
+        for _ in range(4):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                forms = [form for record in optimizer._step.capture._records for form in record.forms().values()]
+                optimizer.step()
+        assert sum(isinstance(form, Clamped) for form in forms) == (3 if early else 0)  # the weights of three layers
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

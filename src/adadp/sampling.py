@@ -253,7 +253,7 @@ class PrivateLoader:
             number, self._lots = self._lots, self._lots + 1  # now: a loop that breaks off here does not come back
             indices = lot.tolist()
             size = self.max_physical_batch_size or max(1, len(indices))
-            planned = self.max_physical_batch_size or self.sampling.lot
+            planned = size if self.pad_lots else min(self.sampling.lot, self.max_physical_batch_size or self.sampling.lot)
             pieces = [indices[start : start + size] for start in range(0, max(1, len(indices)), size)]
             for index, piece in enumerate(pieces):
                 real = len(piece)
