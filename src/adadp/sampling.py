@@ -249,11 +249,12 @@ class PrivateLoader:
         return self._noted(self._plan)
 
     def _noted(self, plan: deque[Microbatch]) -> Iterator[list[int]]:
-        for lot in self.sampling.draw(self._randomness):
+        for drawn in self.sampling.draw(self._randomness):
             number, self._lots = self._lots, self._lots + 1  # now: a loop that breaks off here does not come back
-            indices = lot.tolist()
+            indices = drawn.tolist()
             size = self.max_physical_batch_size or max(1, len(indices))
-            planned = size if self.pad_lots else min(self.sampling.lot, self.max_physical_batch_size or self.sampling.lot)
+            lot = self.sampling.lot
+            planned = size if self.pad_lots else min(lot, self.max_physical_batch_size or lot)
             pieces = [indices[start : start + size] for start in range(0, max(1, len(indices)), size)]
             for index, piece in enumerate(pieces):
                 real = len(piece)
