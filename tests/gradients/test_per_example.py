@@ -126,6 +126,26 @@ def test_tokens_that_cancel_leave_what_others_add_as_it_is() -> None:
     assert difference.norm() <= 1 + 1e-5
 
 
+@pytest.mark.parametrize(("rows", "columns", "tokens", "way"), [(5, 7, 16, "stored"), (33, 17, 9, "gram")])
+def test_what_an_example_adds_does_not_depend_on_where_it_lies(rows: int, columns: int, tokens: int, way: str) -> None:
+    """Products are added in an order that addresses decide: of tokens that cancel, nothing is left but that order."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, outputs = torch.zeros(32, tokens, columns), torch.zeros(32, tokens, rows)
+    half = tokens // 2
+    inputs[1::2, :half] = torch.randn(half, columns, generator=generator)
+    outputs[1::2, :half] = 1e8 * torch.randn(half, rows, generator=generator)
+    inputs[:, half : 2 * half], outputs[:, half : 2 * half] = inputs[:, :half], -outputs[:, :half]
+
+    def total(first: int) -> Tensor:
+        with per_example.planned_for(64):
+            form = Products(inputs[first:].clone(), outputs[first:].clone())
+            assert form._way == way
+            weights = (1 / form.squared_norms().sqrt()).clamp(max=1.0)
+            return form.weighted_sum(weights, None).double()
+
+    assert (total(0) - total(1)).norm() <= 1e-3  # the one that is taken away adds nothing
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_gram_norms_in_float32_are_bounds_and_close(data: st.DataObject) -> None:
