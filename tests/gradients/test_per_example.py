@@ -85,6 +85,67 @@ def test_tokens_that_cancel(monkeypatch: pytest.MonkeyPatch, way: str, size: flo
     assert bool((bounds <= rest + 1e-4 * reach).all()), "the bound is far too large"
 
 
+@pytest.mark.parametrize("tokens", [64, 512])
+def test_a_sum_that_rounds_up_what_its_norm_lost(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Terms of half a last bit: a product of the whole loses them all, one of a little more than half doubles them."""
+    for module in (per_example, product_forms):
+        monkeypatch.setattr(module, "DENSE_BYTES", 1)
+    inputs, outputs = torch.ones(2, tokens, 2), torch.full((2, tokens, 2), 0.9995 * 2.0**-24)
+    outputs[:, 0] = 1
+    form = Products(inputs, outputs)
+    assert form._way == "again"
+    weights = torch.tensor([0.5005, 0.0])
+    added = form.weighted_sum(weights, weights != 0).double().norm()
+    assert added <= 0.5005 * form.squared_norms()[0].sqrt() * (1 + 2.0**-20)
+
+
+def test_tokens_that_cancel_leave_what_others_add_as_it_is() -> None:
+    """A float32 sum that is 1e5 on the way to nothing keeps no digit below 1e-2 of what was in it before.
+
+    Every one of `count` examples makes one row of the sum that coarse, within its own bound. What one example more adds
+    is then rounded to whole steps, up in all rows alike.
+    """
+    count, columns, large = 62, 64, 1e7
+    inputs, outputs = torch.zeros(2 + count, 2, columns), torch.zeros(2 + count, 2, count)
+    inputs[2:] = 1
+    outputs[2:, 0] = large * torch.eye(count)
+    outputs[2:, 1] = -outputs[2:, 0]
+
+    def total(examples: list[int]) -> Tensor:
+        with per_example.planned_for(128):
+            form = Products(inputs[examples], outputs[examples])
+            assert form._way == "gram"
+            weights = (1 / form.squared_norms().sqrt()).clamp(max=1.0)
+            return form.weighted_sum(weights, None).double()
+
+    others = list(range(2, 2 + count))
+    step, width = 2.0**-7, (count * columns) ** 0.5  # of float32 at what they are on the way
+    steps = 0.9999 / (step * width)
+    inputs[:2, 0], outputs[0, 0], outputs[1, 0] = 1, step * (0.5 - steps % 1 / 2), step * steps
+    difference = total([0, 1, *others]) - total([0, *others])
+    assert difference.norm() <= 1 + 1e-5
+
+
+@pytest.mark.parametrize(("rows", "columns", "tokens", "way"), [(5, 7, 16, "stored"), (33, 17, 9, "gram")])
+def test_what_an_example_adds_does_not_depend_on_where_it_lies(rows: int, columns: int, tokens: int, way: str) -> None:
+    """Products are added in an order that addresses decide: of tokens that cancel, nothing is left but that order."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, outputs = torch.zeros(32, tokens, columns), torch.zeros(32, tokens, rows)
+    half = tokens // 2
+    inputs[1::2, :half] = torch.randn(half, columns, generator=generator)
+    outputs[1::2, :half] = 1e8 * torch.randn(half, rows, generator=generator)
+    inputs[:, half : 2 * half], outputs[:, half : 2 * half] = inputs[:, :half], -outputs[:, :half]
+
+    def total(first: int) -> Tensor:
+        with per_example.planned_for(64):
+            form = Products(inputs[first:].clone(), outputs[first:].clone())
+            assert form._way == way
+            weights = (1 / form.squared_norms().sqrt()).clamp(max=1.0)
+            return form.weighted_sum(weights, None).double()
+
+    assert (total(0) - total(1)).norm() <= 1e-3  # the one that is taken away adds nothing
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_gram_norms_in_float32_are_bounds_and_close(data: st.DataObject) -> None:
