@@ -35,7 +35,7 @@ def test_norms_bound_what_is_summed(make: object) -> None:
     exact = dense.double().flatten(1).norm(dim=1)
     found = scaled.squared_norms().sqrt()
     assert (found >= exact).all()
-    assert (found <= exact * (1 + 1e-4)).all()
+    assert (found <= exact * (1 + 2e-4)).all()  # additions of two sums are allowed for
     weights = torch.rand(6)
     total = scaled.weighted_sum(weights, weights > 0)
     expected = torch.einsum("n,n...->...", weights, dense)

@@ -28,7 +28,7 @@ from adadp.gradients.arithmetic import (
 from adadp.gradients.directions import AlongDirections
 from adadp.gradients.factors import Factor, LowRank, last_bit
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import CANCELLED, Sums
 from adadp.gradients.layer import Layer, Taps, no_batch, supports
 from adadp.gradients.per_example import (
     DENSE_BYTES,
@@ -134,7 +134,7 @@ class Convolution(PerExample):
 
     @cached_property
     def _stored(self) -> Dense:
-        return Dense(self.dense(slice(0, self.count)))
+        return Dense(self.dense(slice(0, self.count)), CANCELLED * self._reach)
 
     @cached_property
     def _squared_norms(self) -> Tensor:
@@ -143,13 +143,15 @@ class Convolution(PerExample):
         if self.outputs.is_cuda:
             return self._measured(None)
         measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
-        return bounded_factors((measured + self._rounding).square(), *self._factor_norms)
+        bound = torch.maximum(measured + self._rounding, CANCELLED * self._reach)
+        return bounded_factors(bound.square(), *self._factor_norms)
 
     def _measured(self, scale: Tensor | None) -> Tensor:
         """Squared norms of gradients multiplied elementwise by `scale`, by a kernel that does not keep them; [n]."""
         squared: Tensor = kernel("convolution_norms", self.outputs)(self.outputs, self.inputs, self.geometry, scale)
-        rounding = self._rounding if scale is None else self._rounding * scale.abs().amax().double()
-        return bounded_factors((squared.sqrt() * (1 + 2.0**-22) + rounding).square(), *self._factor_norms)
+        largest = 1.0 if scale is None else scale.abs().amax().double()
+        bound = squared.sqrt() * (1 + 2.0**-22) + self._rounding * largest
+        return bounded_factors(torch.maximum(bound, CANCELLED * self._reach * largest).square(), *self._factor_norms)
 
     @property
     def _rounding(self) -> Tensor:
@@ -160,7 +162,7 @@ class Convolution(PerExample):
         seen from at most as many places as the kernel is large.
         """
         places = math.prod(self.outputs.shape[2:])
-        added = (8 + places) * last_bit(self.outputs)
+        added = (8 + 2 * places) * last_bit(self.outputs)
         multiplied = unit_roundoff(self.outputs)
         if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and convolutions_are_cut():
             multiplied = TF32
@@ -204,7 +206,8 @@ class Convolution(PerExample):
         factor = scale.to(self.outputs.dtype)
         if self.outputs.is_cuda:
             return Scaled(self, factor, lambda: self._measured(factor.reshape(self.shape)), self.weighted_sum)
-        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
+        least = CANCELLED * self._reach * factor.abs().amax()
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape, least)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
         scale = left.times_columns(right, *self.matrix)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, squares, unit_roundoff
 from adadp.gradients.factors import Factor
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import CANCELLED, Sums
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.linear import tokens
 from adadp.gradients.per_example import PerExample, Recomputed, fits, merged, stored_or_recomputed
@@ -128,7 +128,9 @@ class Tied(PerExample):
         squared = length.square() + self.products.exact_gram_norms() + 2 * cross
         squared = squared.clamp_min(0) + rows.shape[1] * 2.0**-50 * (length + self.products.reach).square()
         rounding = self.products.rounding() + unit_roundoff(self.products.outputs) * 4 * length
-        return bounded_factors((squared.sqrt() + rounding).square(), *self.products.largest_factors)
+        least = CANCELLED * (self.products.reach + length)
+        bound = torch.maximum(squared.sqrt() + rounding, least)
+        return bounded_factors(bound.square(), *self.products.largest_factors)
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms

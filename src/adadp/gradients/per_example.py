@@ -177,21 +177,26 @@ def _gram(matrices: Tensor) -> Tensor:
 
 
 class Dense(PerExample):
-    """Stored gradients: small parameters (biases, norms) and whatever has no better form."""
+    """Stored gradients: small parameters (biases, norms) and whatever has no better form.
 
-    def __init__(self, gradients: Tensor) -> None:
+    None counts for less than its `least` [n], where that is given (`reference.CANCELLED`).
+    """
+
+    def __init__(self, gradients: Tensor, least: Tensor | None = None) -> None:
         self.gradients = gradients.to(accumulation_dtype(gradients.dtype))
         self.count = len(gradients)
         self.shape = gradients.shape[1:]
+        self._least = least
 
     @cached_property
     def norms(self) -> Tensor:
         """Upper bounds on the L2 norms; [n], float64."""
-        return norms(self.gradients)
+        measured = norms(self.gradients)
+        return measured if self._least is None else torch.maximum(measured, self._least)
 
     @property
     def pair(self) -> Pair | None:
-        on_cpu = self.gradients.is_cpu and self.gradients.dtype == torch.float32
+        on_cpu = self.gradients.is_cpu and self.gradients.dtype == torch.float32 and self._least is None
         return (flattened(self.gradients), None) if on_cpu else None
 
     def squared_norms(self) -> Tensor:
@@ -322,15 +327,18 @@ class Scaled(PerExample):
 class Recomputed(PerExample):
     """Gradients that are made anew, a chunk of examples at a time, whenever they are needed: too many to store.
 
-    Norms and sums are taken of the same numbers, so no rounding stands between them.
+    Norms and sums are taken of the same numbers, so no rounding stands between them. For `least` see `Dense`.
     """
 
-    def __init__(self, make: Callable[[slice], Tensor], count: int, shape: Sequence[int]) -> None:
-        self._make, self.count, self.shape = make, count, torch.Size(shape)
+    def __init__(
+        self, make: Callable[[slice], Tensor], count: int, shape: Sequence[int], least: Tensor | None = None
+    ) -> None:
+        self._make, self.count, self.shape, self._least = make, count, torch.Size(shape), least
 
     @cached_property
     def _squared_norms(self) -> Tensor:
-        return torch.cat([squares(gradients) for _, gradients in self.chunks()])
+        measured = torch.cat([squares(gradients) for _, gradients in self.chunks()])
+        return measured if self._least is None else torch.maximum(measured, self._least.square())
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms
@@ -380,9 +388,11 @@ def fits(count: int, shape: Sequence[int], element_size: int = 4) -> bool:
     return count < 2 or count * math.prod(shape) * element_size <= DENSE_BYTES
 
 
-def stored_or_recomputed(make: Callable[[slice], Tensor], count: int, shape: Sequence[int]) -> PerExample:
+def stored_or_recomputed(
+    make: Callable[[slice], Tensor], count: int, shape: Sequence[int], least: Tensor | None = None
+) -> PerExample:
     """The gradients that `make` returns for a slice of examples: kept where they fit."""
-    return Dense(make(slice(0, count))) if fits(count, shape) else Recomputed(make, count, shape)
+    return Dense(make(slice(0, count)), least) if fits(count, shape) else Recomputed(make, count, shape, least)
 
 
 def merged(parts: Sequence[PerExample]) -> PerExample:

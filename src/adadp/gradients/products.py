@@ -28,7 +28,7 @@ from adadp.gradients.arithmetic import (
 from adadp.gradients.factors import Factor, last_bit
 from adadp.gradients.halves import HalvedProducts, may_be_halved
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import MOST_WEIGHTED, Pair, Sums
+from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Pair, Sums
 from adadp.gradients.per_example import (
     DENSE_BYTES,
     MOST_AMPLIFIED,
@@ -125,13 +125,16 @@ class Products(PerExample):
     def _squared_norms(self) -> Tensor:
         if self._way == "vectors":
             return self.vector_norms[2]
-        if self._way == "stored":
-            return self._stored.squared_norms()
         if self._way == "half":
             return self._halved.squared_norms()
-        squared = self.gram_norms() if self._way == "gram" else self._product_norms()
-        bound = (squared.sqrt() + self.rounding()).square()
-        return bounded_factors(bound, *self.largest_factors)
+        least = CANCELLED * self.reach
+        if self._way == "stored":
+            return torch.maximum(self._stored.squared_norms(), least.square())
+        if self._way == "gram":
+            bound = self.gram_norms().sqrt() + self.rounding()
+        else:
+            bound = self._product_norms().sqrt() + self.rounding(products=2)
+        return bounded_factors(torch.maximum(bound, least).square(), *self.largest_factors)
 
     @cached_property
     def vector_norms(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,10 +177,10 @@ class Products(PerExample):
         inputs, outputs = self._lengths
         return (inputs * outputs).sum(1)
 
-    def rounding(self) -> Tensor:
-        """How far a weighted sum may be from the true one: it is summed in another order than its norm."""
+    def rounding(self, products: int = 1) -> Tensor:
+        """How far a weighted sum may be from the true one or, for two `products`, from another such sum."""
         # Where all terms are equal, each addition rounds the same way: the error grows with their number, not its root.
-        allowance = (8 + self.tokens) * last_bit(self.outputs)
+        allowance = (8 + products * self.tokens) * last_bit(self.outputs)
         return (allowance + 2 * unit_roundoff(self.outputs)) * self.reach
 
     def gram_norms(self) -> Tensor:
@@ -267,15 +270,17 @@ class Products(PerExample):
             return self._halved.scaled(factor)
         if self.outputs.is_cuda:
             return Scaled(self, factor, lambda: self._scaled_norms(factor), self._weighted_product)
-        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape)
+        least = CANCELLED * self.reach * factor.abs().amax()
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape, least)
 
     def _scaled_norms(self, scale: Tensor) -> Tensor:
         """Squared norms of products multiplied elementwise, made for this alone; [n]."""
         matrix = scale.reshape(self.rows, self.columns)
         squared: Tensor = kernel("products_norms", self.outputs)(self.outputs, self.inputs, matrix)
         # No coordinate's error grows by more than the largest scale.
-        rounding = self.rounding() * scale.abs().amax().double()
-        return bounded_factors((squared.sqrt() * (1 + 2.0**-22) + rounding).square(), *self.largest_factors)
+        largest = scale.abs().amax().double()
+        bound = squared.sqrt() * (1 + 2.0**-22) + self.rounding(products=2) * largest
+        return bounded_factors(torch.maximum(bound, CANCELLED * self.reach * largest).square(), *self.largest_factors)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
         scale = None if self.tokens == 1 else left.times_columns(right, self.rows, self.columns)

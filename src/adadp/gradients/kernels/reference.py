@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 64 * 2**20
 MOST_ENTRIES = 2**31 - 2**16  # of one example, which kernels count in 32 bits
+# Terms of a product that cancel leave what rounding makes of them, and an example with little else has a large weight:
+# the last digits of its terms would be as large as all that one example may add, and change with who is summed beside
+# it. So none counts for less than this part of what its terms would add up to at most. Hardly any does by itself.
+CANCELLED = 2.0**-8
 MOST_WEIGHTED = 1e32  # the norm of a factor that can still be weighted without overflowing
 
 
@@ -91,7 +95,7 @@ def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tenso
     # Factors close to the smallest number may double where they are cut.
     reach = (outputs.norms + 2.0**-120) * (inputs.norms + 2.0**-120)
     unit = outputs.unit.double() * inputs.unit.double()
-    bound = (found.sqrt() * unit * (1 + 2.0**-16) + rounding * reach) * largest
+    bound = torch.maximum(found.sqrt() * unit * (1 + 2.0**-16) + rounding * reach, CANCELLED * reach) * largest
     return torch.where((outputs.norms < MOST_WEIGHTED) & (inputs.norms < MOST_WEIGHTED), bound.square(), math.inf)
 
 

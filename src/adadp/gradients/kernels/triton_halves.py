@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adadp.gradients.kernels.reference import MOST_WEIGHTED, Halves, Sums
+from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Halves, Sums
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 TOKENS = 32  # every example has a multiple of these, the others being zero
@@ -115,7 +115,8 @@ def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tenso
             KIND="norms", SCALED=scaled)  # fmt: skip
     _bound[(count,)](
         found, largest, outputs.unit, inputs.unit, outputs.norms, inputs.norms, bounds, rounding, found.shape[1],
-        MOST=MOST_WEIGHTED, SCALED=scaled, TILES=min(1024, triton.next_power_of_2(found.shape[1])), num_warps=1,
+        MOST=MOST_WEIGHTED, LEAST=CANCELLED, SCALED=scaled,
+        TILES=min(1024, triton.next_power_of_2(found.shape[1])), num_warps=1,
     )  # fmt: skip
     return bounds
 
@@ -123,7 +124,7 @@ def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tenso
 @triton.jit
 def _bound(
     found, largest, output_unit, input_unit, output_norms, input_norms, bounds, rounding, tiles,
-    MOST: tl.constexpr, SCALED: tl.constexpr, TILES: tl.constexpr,
+    MOST: tl.constexpr, LEAST: tl.constexpr, SCALED: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     example = tl.program_id(0).to(tl.int64)
     total = tl.zeros([TILES], tl.float64)
@@ -133,7 +134,8 @@ def _bound(
     norm = tl.sqrt(tl.sum(total, 0)) * tl.load(output_unit + example).to(tl.float64) * tl.load(input_unit + example)
     left, right = tl.load(output_norms + example), tl.load(input_norms + example)
     # Factors close to the smallest number may double where they are cut.
-    bound = norm * (1 + 2.0**-16) + (left + 2.0**-120) * (right + 2.0**-120) * rounding
+    reach = (left + 2.0**-120) * (right + 2.0**-120)
+    bound = tl.maximum(norm * (1 + 2.0**-16) + reach * rounding, reach * LEAST)
     if SCALED:
         bound *= tl.load(largest).to(tl.float64)
     tl.store(bounds + example, tl.where((left < MOST) & (right < MOST), bound * bound, float("inf")))
