@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,13 +17,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp import PrivacyEngine
 from adadp import clipping as clipping_module
 from adadp.clipping import Clipping, Flat, Grouped, Local
-from adadp.errors import TrainingLoopError
+from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import collection
 from adadp.gradients.clamped import Clamped
 from adadp.gradients.per_example import Dense
 from adadp.optimizer import PrivateOptimizer
 from adadp.sampling import PrivateLoader
-from adadp.sources import Paid, Probe, Released
+from adadp.sources import Paid, Probe, Raw, Released
 from adadp.step import _Early
 
 CLASSES, COUNT = 3, 12
@@ -436,3 +438,193 @@ def test_layers_may_be_frozen_between_lots() -> None:
     model[2].requires_grad_(False)
     sums = lots(private, optimizer, model, 1)
     assert set(sums[0]) == {"0.weight", "0.bias", "4.weight", "4.bias"}
+
+
+# ---- attacks: what a training loop may do beside -----------------------------------------------------------------
+
+
+class Waits(nn.Module):
+    """Goes through torch.func; on request it waits in the backward pass, which runs it again for each example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.wait = nn.Parameter(torch.ones(5)), False
+        self.there, self.go = threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.wait:
+            self.there.set()
+            self.go.wait(10)
+        return x * self.weight
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.func")
+def test_a_pass_in_another_thread_hides_nothing() -> None:
+    """While one thread's backward pass makes gradients, another may run the model: what it does is watched too."""
+    torch.manual_seed(0)
+    first = Waits()
+    model, optimizer, private = made(nn.Sequential(first, nn.Linear(5, CLASSES)))
+    lots(private, optimizer, model, 2)
+    inputs, targets = next(iter(private))
+    optimizer.zero_grad()
+    early = nn.functional.cross_entropy(model[1](model[0](inputs)), targets)
+    first.wait = True
+    worker = threading.Thread(target=early.backward)
+    worker.start()
+    first.there.wait(5)  # nobody comes where gradients wait for the step
+    first.wait = False
+    other = nn.functional.cross_entropy(model(1000 * inputs), targets)
+    first.go.set()
+    worker.join()
+    other.backward()
+    assert all(parameter.grad is None for parameter in model.parameters())  # summed over examples, clipped by nobody
+
+
+class Doubles(nn.Module):
+    """Repeats its examples where one of them is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        logits: Tensor = self.second(torch.cat([hidden, hidden]) if bool((x > 50).any()) else hidden)
+        return logits[: len(x)]
+
+
+def test_a_lot_is_not_released_without_gradients_that_could_not_be_made() -> None:
+    """If it were, one example could take away all the others' gradients."""
+    torch.manual_seed(0)
+    model, optimizer, private = made(Doubles())
+    lots(private, optimizer, model, 2)
+    inputs, targets = next(iter(private))
+    inputs[3] = 99.0
+    with suppress(UnsupportedModuleError):
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+    with pytest.raises((UnsupportedModuleError, TrainingLoopError)):
+        optimizer.step()
+
+
+def test_gradients_for_another_purpose_may_be_of_other_examples() -> None:
+    model, optimizer, inputs, targets = box()
+    some = inputs[:4].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(some), targets[:4]), some)
+    assert gradient.any()
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def probes() -> Local:
+    probe = Probe(lambda n, g: torch.randn(n, 5, generator=g), count=8, every=1)
+    return Local(2.0, threshold=0.0, source=probe)
+
+
+def with_modes(how: str, early: bool) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model, optimizer, private = made(deep(), early=early, clipping=probes())
+    sums = lots(private, optimizer, model, 2)
+    optimizer._step._noised = lambda values, stddev: sums.append(dict(values)) or dict(values)  # type: ignore[method-assign, func-returns-value]
+    inputs, targets = next(iter(private))
+    optimizer.zero_grad()
+    if how == "checkpoint":
+        outputs = checkpoint(model, inputs, use_reentrant=False)
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = model(inputs)
+    nn.functional.cross_entropy(outputs.float(), targets).backward()
+    optimizer.step()
+    assert isinstance(optimizer._step.clipping, Local)
+    return sums, optimizer._step.clipping.bounds
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "autocast"])
+def test_probes_do_not_depend_on_how_the_model_is_run(how: str) -> None:
+    (sums, bounds), (others, other_bounds) = with_modes(how, True), with_modes(how, False)
+    for name, bound in bounds.items():
+        assert torch.equal(bound, other_bounds[name]), name
+        assert torch.equal(sums[-1][name], others[-1][name]), name
+
+
+def test_sources_begin_a_lot_without_a_graph() -> None:
+    seen = []
+
+    class Asks(Released):
+        def before_lot(self, *args: Any) -> None:
+            seen.append(torch.is_grad_enabled())
+            super().before_lot(*args)
+
+    torch.manual_seed(0)
+    model, optimizer, private = made(deep(), clipping=Local(2.0, threshold=0.0, source=Asks()))
+    lots(private, optimizer, model, 4)
+    assert seen == [False] * 4
+
+
+def test_a_source_that_squares_and_does_not_say_so() -> None:
+    class Quiet(Raw):
+        looks = False
+
+    torch.manual_seed(0)
+    model, optimizer, private = made(deep(), clipping=Local(2.0, threshold=0.0, source=Quiet()))
+    lots(private, optimizer, model, 4)
+
+
+def test_a_lot_that_could_not_begin_begins_again() -> None:
+    class Fails(Released):
+        fail = False
+
+        def before_lot(self, *args: Any) -> None:
+            super().before_lot(*args)
+            if self.fail:
+                raise RuntimeError("no room")
+
+    torch.manual_seed(0)
+    source = Fails()
+    model, optimizer, private = made(deep(), clipping=Local(2.0, threshold=0.0, source=source))
+    lots(private, optimizer, model, 2)
+    clipping = optimizer._step.clipping
+    assert isinstance(clipping, Local)
+    before = dict(clipping.bounds)
+    inputs, targets = next(iter(private))
+    optimizer.zero_grad()
+    source.fail = True
+    with pytest.raises(RuntimeError, match="no room"):
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+    source.fail = False
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    assert not any(torch.equal(before[name], bound) for name, bound in clipping.bounds.items())
+
+
+def test_a_layer_that_is_unfrozen_after_a_first_look_is_trained() -> None:
+    model, optimizer, inputs, targets = box()
+    model[2].requires_grad_(False)
+    model(inputs)
+    model[2].requires_grad_(True)
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    assert model[2].weight.grad is not None
+
+
+def test_a_layer_that_is_frozen_before_the_step_stays_as_it_is() -> None:
+    model, optimizer, inputs, targets = box()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    model[2].requires_grad_(False)
+    loss.backward()
+    before = model[2].weight.clone()
+    optimizer.step()
+    assert torch.equal(model[2].weight, before)
+
+
+def test_a_look_at_another_lot_does_not_end_this_one() -> None:
+    torch.manual_seed(0)
+    model, optimizer, private = made(deep(), max_physical_batch_size=6)
+    lots(private, optimizer, model, 2)
+    batches = iter(private)
+    for part in range(2):
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        if part == 0:
+            model(next(iter(private))[0])

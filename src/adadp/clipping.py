@@ -322,8 +322,9 @@ class Local(_Shaped):
         return self.local and itself and source.share is Source.share and source.see in (Source.see, Raw.see)
 
     def bound_early(self, name: str, form: PerExample, scale: float, keep: Tensor) -> PerExample:
+        looks = self.source.looks or type(self.source).see is Raw.see
         wanted = name in self.bounds and not is_small(form)
-        return Clamped(form, self.bounds[name], scale, keep, self.source.looks) if wanted else form
+        return Clamped(form, self.bounds[name], scale, keep, looks) if wanted else form
 
     def _bounded(self, gradients: Gradients) -> Release:
         if not self.local:

@@ -175,6 +175,8 @@ class PrivateOptimizer(Optimizer):
     def _set_gradients(self) -> None:
         for name, gradient in self._step.release().items():
             parameter = self._parameters[name]
+            if not parameter.requires_grad:  # frozen since the model ran
+                continue
             private = gradient.to(parameter.dtype)
             if parameter.grad is not None:
                 # It came from terms of the loss on the weights themselves, which are free of data.

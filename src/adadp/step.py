@@ -16,7 +16,7 @@ from adadp.accounting.events import Event
 from adadp.clipping import Clipping, Release
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
-from adadp.gradients.arithmetic import refuse_unbounded_precision
+from adadp.gradients.arithmetic import exact_arithmetic, refuse_unbounded_precision
 from adadp.gradients.capture import backward_pass
 from adadp.gradients.per_example import PerExample, planned_for
 from adadp.noise import Randomness
@@ -67,11 +67,19 @@ class PrivateStep:
         microbatch = self.capture.tag
         if not isinstance(microbatch, Microbatch) or self._count_nonfinite or not self.clipping.early():
             return
-        if microbatch.lot not in (self._lot, self._released):
-            self._begin(microbatch.lot)
+        if self._next == 0 and microbatch.lot != self._released and not self._begun(microbatch.lot):
+            with torch.no_grad(), exact_arithmetic():  # as in a step, however the model is run
+                self.begin(microbatch)
         if microbatch.lot == self._lot:
             scale, keep = self._scale(microbatch), microbatch.keep(self._device())
             self.capture.bound_early = _Early(self.clipping, scale, keep, microbatch.planned)
+
+    def _active(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+
+    def _begun(self, lot: int) -> bool:
+        """Whether the lot was begun, with the parameters that are trained now."""
+        return lot == self._lot and self._active().keys() == self.clipping.parameters.keys()
 
     def add(self, microbatch: Microbatch) -> None:
         """Add the bounded contributions of the microbatch whose backward pass has just ended."""
@@ -135,8 +143,7 @@ class PrivateStep:
         self._drop()
         self._lot = lot
         self.begun += 1
-        active = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self.clipping.begin(active, self)
+        self.clipping.begin(self._active(), self)
 
     def _gradients(self, microbatch: Microbatch) -> Gradients:
         count = microbatch.count

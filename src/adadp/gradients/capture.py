@@ -12,6 +12,7 @@ A gradient that reaches the parameter itself comes from outside the forward pass
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,8 +54,8 @@ class _Record:
         self.backward = backward_pass()  # torch's number of that pass
         self._parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = (saved, gradients)
         self._forms: Mapping[str, PerExample] = {}
-        if call.capture.complete(call):
-            self._forms, self._parts = call.capture.bounded(self), None
+        if call.capture.complete(call) and (bounded := call.capture.bounded(self)) is not None:
+            self._forms, self._parts = bounded, None
         elif call.layer.small:
             with exact_arithmetic():
                 self._forms, self._parts = self.forms(), None
@@ -176,7 +177,7 @@ class Capture:
         self._staged: list[_Record] = []
         self._records: list[_Record] = []
         self._observed: Observed | None = None
-        self._asleep = False  # while layers run modules again to differentiate them
+        self._asleep = threading.local()  # a thread's own: others may run the model meanwhile
         self._handles: list[Any] = []
         self._watch(frozenset(through_func))
 
@@ -252,17 +253,20 @@ class Capture:
 
         What was compiled with the hooks on calls them still when they were taken off.
         """
-        return not self._asleep and self.attached and id(module) in self._module_names
+        return not getattr(self._asleep, "here", False) and self.attached and id(module) in self._module_names
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         active = torch.is_grad_enabled()
         if active and not any(self._running):
             # What checkpointing runs again in the backward pass was part of a module that ran before.
             if self.count is not None and self._observed is None and backward_pass() == -1:
-                if self.on_first_call is not None:
-                    self.on_first_call(module, args, kwargs, self.count)
-                if self.before_pass is not None:
-                    self.before_pass()
+                # What they run themselves is no part of a checkpoint that this call may be in.
+                # Detached: a node that keeps its own output is never freed.
+                with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach):
+                    if self.on_first_call is not None:
+                        self.on_first_call(module, args, kwargs, self.count)
+                    if self.before_pass is not None:
+                        self.before_pass()
             self._begin_pass()
         self._running.append(active)
         if active and id(module) in self._layers:
@@ -360,20 +364,30 @@ class Capture:
         known = self.bound_early is not None and call.tag is self.tag and not call.recomputed
         return known and all(self._uses[name] == 1 for name in call.names.values())
 
-    def bounded(self, record: _Record) -> dict[str, PerExample]:
-        """What is needed of a complete call's gradients, by the module's own names."""
+    def bounded(self, record: _Record) -> dict[str, PerExample] | None:
+        """What is needed of a complete call's gradients, by the module's own names.
+
+        None where they are not this microbatch's, or cannot be made: if they are meant for the step, `take` says why.
+        An error here would be one of the user's backward pass, and the lot could be released without its gradients.
+        """
         assert self.bound_early is not None
-        assert self.count is not None
-        self._asleep = True
         try:
-            with exact_arithmetic():
-                found = {}
-                for own, form in record.forms().items():
-                    self._refuse_count(record.call, form, self.count)
-                    found[own] = self.bound_early(record.call.names[own], form)
-                return found
+            with self._sleeping(), exact_arithmetic():
+                forms = record.forms()
+                if any(form.count != self.count for form in forms.values()):
+                    return None
+                return {own: self.bound_early(record.call.names[own], form) for own, form in forms.items()}
+        except Exception:
+            return None
+
+    @contextmanager
+    def _sleeping(self) -> Iterator[None]:
+        """Watch nothing that this thread runs: layers run modules again to differentiate them."""
+        self._asleep.here = True
+        try:
+            yield
         finally:
-            self._asleep = False
+            self._asleep.here = False
 
     # ---- after the backward pass -------------------------------------------------------------------------------
 
@@ -410,12 +424,8 @@ class Capture:
         records = list(taken)
         taken.clear()  # the pass that filled it holds it still, and with it all that was recorded
         self._refuse_unseen_uses()
-        self._asleep = True
-        try:
-            with exact_arithmetic():
-                return self._forms(records, count)
-        finally:
-            self._asleep = False
+        with self._sleeping(), exact_arithmetic():
+            return self._forms(records, count)
 
     def _forms(self, records: Sequence[_Record], count: int) -> dict[str, PerExample]:
         parts: dict[str, list[PerExample]] = {}
