@@ -223,20 +223,21 @@ def spectra(given: Sequence[Moments], damping: float, rank: int | None) -> list[
 
 def _tidied(moments: Moments, rank: int | None) -> Moments:
     values, thin, start = moments
-    if thin and not _is_low_rank(values.shape[1], rank):
+    if thin and _directions(values.shape[1], rank) == values.shape[1]:
         values, thin = values.T @ values, False
     return Moments(values.to(accumulation_dtype(values.dtype)), thin, start)
 
 
-def _is_low_rank(size: int, rank: int | None) -> bool:
-    return rank is not None and size > 2 * rank
+def _directions(size: int, rank: int | None) -> int:
+    """How many directions of a matrix are kept."""
+    return size if rank is None or size <= 2 * rank else rank
 
 
 def _kind(moments: Moments, rank: int | None) -> tuple[Any, ...]:
     """What moments that are worked on together have in common; first, how many numbers of each are stacked."""
     values, size = moments.values, moments.values.shape[-1]
-    width = 1 if values.ndim == 1 else rank if _is_low_rank(size, rank) else size
-    return size * (width or 1), size, values.ndim, moments.thin, values.dtype, values.device
+    width = 1 if values.ndim == 1 else _directions(size, rank)
+    return size * width, size, values.ndim, moments.thin, values.dtype, values.device
 
 
 _STACKED = 2**24  # numbers, 64 MiB in float32
@@ -253,27 +254,29 @@ def _alike(kinds: Sequence[tuple[Any, ...]]) -> Iterator[list[int]]:
 
 
 def _apart(stacked: Tensor) -> list[Tensor]:
-    """What was stacked, each in memory of its own: recordings copy new numbers into each place (`adadp.graphs`)."""
+    """What was stacked, each in memory of its own: recordings copy new numbers into every place (`adadp.graphs`)."""
     return list(torch._foreach_mul(stacked.unbind(), 1))
 
 
 def _spectra_alike(given: Sequence[Moments], damping: float, rank: int | None) -> list[Spectrum]:
-    like, size = given[0].values, given[0].values.shape[-1]
+    like = given[0].values
+    size, directions = like.shape[-1], _directions(like.shape[-1], rank)
     basis: Tensor | None = None
     rest: Tensor | None = None
     skew = torch.zeros(len(given), dtype=torch.float64, device=like.device)
-    if like.ndim > 1 and rank is not None and _is_low_rank(size, rank):
-        values, basis, trace = _largest(given, rank)
-        rest = ((trace - values.sum(1)) / (size - rank)).clamp_min(0)
+    if like.ndim > 1 and directions < size:
+        values, basis, trace = _largest(given, directions)
+        rest = ((trace - values.sum(1)) / (size - directions)).clamp_min(0)
         exact = basis.double()
-        skew = (exact.mT @ exact - torch.eye(rank, dtype=exact.dtype, device=exact.device)).flatten(1).norm(dim=1)
+        identity = torch.eye(directions, dtype=exact.dtype, device=exact.device)
+        skew = (exact.mT @ exact - identity).flatten(1).norm(dim=1)
     else:
         values = _cleaned(torch.stack([moments.values for moments in given]))
         if like.ndim > 1:
             values, basis = torch.linalg.eigh(values)
         values = values.clamp_min(0)
     # Estimates less their noise need not be positive: the mean is that of what is left of them.
-    total = values.sum(1) + (0 if rest is None else rest * (size - values.shape[1]))
+    total = values.sum(1) + (0 if rest is None else rest * (size - directions))
     mean = (total / size).clamp_min(torch.finfo(like.dtype).tiny)
     fields = (
         _apart(values / mean[:, None] + damping),
@@ -305,8 +308,7 @@ def _largest(given: Sequence[Moments], rank: int) -> tuple[Tensor, Tensor, Tenso
     Moments may be large: they are not stacked, and on a GPU, where that makes a copy, cleaned each time they are read.
     """
     like, thin = given[0].values, given[0].thin
-    size, most = like.shape[1], 1e7 if thin else 1e15
-    clean = partial(_cleaned, most=most)
+    clean = partial(_cleaned, most=1e7 if thin else 1e15)
     kept = None if like.is_cuda else [clean(moments.values) for moments in given]
 
     def read() -> Iterable[Tensor]:
@@ -316,10 +318,7 @@ def _largest(given: Sequence[Moments], rank: int) -> tuple[Tensor, Tensor, Tenso
         pairs = zip(read(), basis.unbind(), strict=True)
         return torch.stack([values.T @ (values @ one) if thin else values @ one for values, one in pairs])
 
-    generator = torch.Generator().manual_seed(0)  # only a starting point: no secret and no data in it
-    anywhere = torch.randn(size, rank, generator=generator, dtype=like.dtype).to(like.device)
-    starts = [anywhere if start is None or start.shape != (size, rank) else start for *_, start in given]
-    basis = torch.stack([start.to(like.dtype) for start in starts])
+    basis = torch.stack([_start(moments, rank) for moments in given])
     for _ in range(3):
         basis = torch.linalg.qr(times(basis))[0]
     values, rotation = torch.linalg.eigh((basis.mT @ times(basis)).double())  # a GPU is faster at it than in float32
@@ -328,6 +327,14 @@ def _largest(given: Sequence[Moments], rank: int) -> tuple[Tensor, Tensor, Tenso
     else:
         trace = clean(torch.stack([moments.values.diagonal() for moments in given])).sum(1)
     return values.to(basis.dtype).clamp_min(0), basis @ rotation.to(basis.dtype), trace
+
+
+def _start(moments: Moments, rank: int) -> Tensor:
+    like, shape = moments.values, (moments.values.shape[1], rank)
+    if moments.start is not None and moments.start.shape == shape:
+        return moments.start.to(like.dtype)
+    generator = torch.Generator().manual_seed(0)  # only a starting point: no secret and no data in it
+    return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 #: A factor whose spread is still on its device.
