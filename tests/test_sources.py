@@ -108,7 +108,7 @@ def test_released_moments_are_free_of_the_noise_on_average() -> None:
         noisy = {k: stand.sigma * torch.randn(v.shape, generator=stand.generator).double() for k, v in sums.items()}
         shape._squares.clear()
         plain = {}
-        shape.learn_all = lambda found, plain=plain: plain.update({name: s["square"] for name, s in found.items()})
+        shape.learn = lambda name, statistics, plain=plain: plain.update({name: statistics["square"]})
         stand.clipping.release(noisy, dict.fromkeys(noisy, stand.sigma))
         total += plain["weight"] / 800
     variance = (stand.sigma / 4) ** 2
@@ -182,13 +182,13 @@ def test_what_was_learnt_stays_as_it_was(make: Callable[[], Shape], decay: float
     """Moments are added in place and handed on uncopied: not to whom a later microbatch would change them for."""
     shape, source = make(), Raw(decay=decay)
     taken: list[tuple[Statistics, Statistics]] = []
-    learn = shape.learn_all
+    learn = shape.learn
 
-    def record(found: dict[str, Statistics]) -> None:
-        taken.extend((one, {key: value.clone() for key, value in one.items()}) for one in found.values())
-        learn(found)
+    def record(name: str, statistics: Statistics) -> None:
+        taken.append((statistics, {key: value.clone() for key, value in statistics.items()}))
+        learn(name, statistics)
 
-    shape.learn_all = record  # type: ignore[method-assign,assignment]
+    shape.learn = record  # type: ignore[method-assign,assignment]
     model = SimpleNamespace(expected_lot=2.0)
     wanted: Statistics = {}
     for _ in range(3):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class Shape(ABC):
         if not (math.isfinite(damping) and damping > 0):
             raise ConfigurationError(f"damping must be above 0, not {damping}: noise would be divided by zero")
         self.before, self.after, self.damping = before, after, damping
+        self._together: dict[str, Mapping[str, Tensor]] | None = None
 
     @abstractmethod
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
@@ -66,14 +68,27 @@ class Shape(ABC):
 
     def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
         """Take these second moments as the parameter's shape from now on."""
-        self.learn_all({name: statistics})
+        if self._together is None:
+            self._learn({name: statistics})
+        else:
+            self._together[name] = statistics
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is learnt inside is worked out at its end, for all parameters at once.
+
+        Most are small, and there may be many: a GPU would wait for Python, and Python for the GPU, at each of them.
+        """
+        self._together = {}
+        try:
+            yield
+            self._learn(self._together)
+        finally:
+            self._together = None
 
     @abstractmethod
-    def learn_all(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The same for many parameters, at once: most are small, and a GPU would wait for Python at each of them.
-
-        Powers that were needed before are made anew with them: they are needed for the next lot too.
-        """
+    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Learn parameters, and make those of their powers anew that were needed before: the next lot needs them."""
 
     @abstractmethod
     def apply_before(self, name: str, form: PerExample) -> PerExample:
@@ -120,7 +135,7 @@ class Diagonal(Shape):
     def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
         return {"square": self.apply(name, torch.ones_like(gradient) * stddev, self.before).square()}
 
-    def learn_all(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
         if statistics:
             squares = torch._foreach_clamp_min([found["square"] for found in statistics.values()], 0)
             self._squares |= zip(statistics, squares, strict=True)
@@ -256,7 +271,7 @@ class Kronecker(Shape):
             "columns": column_noise if self._full(columns) else column_noise.diagonal(),
         }
 
-    def learn_all(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
         places: list[tuple[dict[str, Spectrum], str]] = []
         moments: list[Moments] = []
         for side, store in (("rows", self._rows), ("columns", self._columns)):

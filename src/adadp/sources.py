@@ -93,7 +93,9 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
     def _learn(self, shape: Shape, found: Mapping[str, Statistics], decay: float) -> None:
         """Average over time, as the paper does: E' <- decay E' + (1 - decay) new, from zero."""
         self._average |= _averaged(self._average, found, decay)
-        shape.learn_all({name: self._average[name] for name in found})
+        with shape.together():
+            for name in found:
+                shape.learn(name, self._average[name])
 
 
 def _averaged(old: Mapping[str, Statistics], new: Mapping[str, Statistics], decay: float) -> dict[str, Statistics]:
@@ -291,7 +293,9 @@ class Released(Source):
             moments[name] = {key: value - noise[key] for key, value in shape.moments_of(carried).items()}
         self._average |= _averaged(self._average, moments, self.decay)
         if self.step % self.every == self.every - 1:
-            shape.learn_all(self._average)
+            with shape.together():
+                for name, statistics in self._average.items():
+                    shape.learn(name, statistics)
 
 
 class Paid(Source):

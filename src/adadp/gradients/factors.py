@@ -320,7 +320,7 @@ def _largest(given: Sequence[Moments], rank: int) -> tuple[Tensor, Tensor, Tenso
 
     basis = torch.stack([_start(moments, rank) for moments in given])
     for _ in range(3):
-        basis = torch.linalg.qr(times(basis))[0]
+        basis = _orthonormal(times(basis), basis)
     values, rotation = torch.linalg.eigh((basis.mT @ times(basis)).double())  # a GPU is faster at it than in float32
     if thin:
         trace = torch.stack([vectors.square().sum() for vectors in read()])
@@ -334,7 +334,35 @@ def _start(moments: Moments, rank: int) -> Tensor:
     if moments.start is not None and moments.start.shape == shape:
         return moments.start.to(like.dtype)
     generator = torch.Generator().manual_seed(0)  # only a starting point: no secret and no data in it
-    return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
+    anywhere: Tensor = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=like.dtype))[0]
+    return anywhere.to(like.device)
+
+
+def _orthonormal(columns: Tensor, before: Tensor) -> Tensor:
+    """Orthonormal columns for what `columns` [n, d, r] span: moments times `before`, which is orthonormal too."""
+    if columns.is_cuda:
+        return _by_cholesky(columns, before)  # torch.linalg.qr takes the n one after the other, each column by column
+    found: Tensor = torch.linalg.qr(columns)[0]
+    return found
+
+
+def _by_cholesky(columns: Tensor, before: Tensor) -> Tensor:
+    """The same by the Cholesky factors of inner products, twice: a few operations for all n.
+
+    Moments M of few directions make columns that depend on each other, so a little of B = `before` is added: unless M
+    has negative eigenvalues, |(M B / |M B| + e B) x| >= x^T B^T (M B / |M B| + e B) x >= e for every unit vector x.
+    Singular values are then between e and 1 + e, and float64 tells their squares apart. Where M has some, or rounding
+    does the same, and no factor is found after all, `before` stays.
+    """
+    exact, orthonormal = columns.double(), before.double()
+    lengths = torch.linalg.vector_norm(exact, dim=(1, 2), keepdim=True).clamp_min(torch.finfo(exact.dtype).tiny)
+    identity = torch.eye(columns.shape[2], dtype=exact.dtype, device=exact.device)
+    made = exact / lengths + 2.0**-20 * orthonormal
+    for _ in range(2):
+        lower = torch.linalg.cholesky_ex(made.mT @ made)[0]
+        made = made @ torch.linalg.solve_triangular(lower, identity, upper=False).mT
+    wrong = (made.mT @ made - identity).abs().amax((1, 2), keepdim=True)
+    return torch.where(wrong <= 2.0**-40, made, orthonormal).to(columns.dtype)
 
 
 #: A factor whose spread is still on its device.
