@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from adadp.errors import ConfigurationError
-from adadp.gradients.factors import IDENTITY, Factor, Spectrum
+from adadp.gradients.factors import IDENTITY, Factor, Moments, Spectrum, powers, spectra
 from adadp.gradients.per_example import PerExample
 
 Statistics = dict[str, Tensor]
@@ -32,6 +32,7 @@ class Shape(ABC):
         if not (math.isfinite(damping) and damping > 0):
             raise ConfigurationError(f"damping must be above 0, not {damping}: noise would be divided by zero")
         self.before, self.after, self.damping = before, after, damping
+        self._together: dict[str, Mapping[str, Tensor]] | None = None
 
     @abstractmethod
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
@@ -65,9 +66,29 @@ class Shape(ABC):
     def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
         """The statistics that the noise alone has, on average, in a release carried back by `undo`."""
 
-    @abstractmethod
     def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
         """Take these second moments as the parameter's shape from now on."""
+        if self._together is None:
+            self._learn({name: statistics})
+        else:
+            self._together[name] = statistics
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is learnt inside is worked out at its end, for all parameters at once.
+
+        Most are small, and there may be many: a GPU would wait for Python, and Python for the GPU, at each of them.
+        """
+        self._together = {}
+        try:
+            yield
+            self._learn(self._together)
+        finally:
+            self._together = None
+
+    @abstractmethod
+    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Learn parameters, and make those of their powers anew that were needed before: the next lot needs them."""
 
     @abstractmethod
     def apply_before(self, name: str, form: PerExample) -> PerExample:
@@ -76,13 +97,6 @@ class Shape(ABC):
     @abstractmethod
     def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
         """One gradient multiplied by S^exponent."""
-
-
-def _renew(powers: dict[tuple[str, float], Any], name: str, make: Callable[[str, float], Any]) -> None:
-    """Make a parameter's powers anew, those that were needed before: they are needed for the next lot too."""
-    for key in [key for key in powers if key[0] == name]:
-        del powers[key]
-        make(*key)
 
 
 class Diagonal(Shape):
@@ -121,17 +135,25 @@ class Diagonal(Shape):
     def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
         return {"square": self.apply(name, torch.ones_like(gradient) * stddev, self.before).square()}
 
-    def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
-        self._squares[name] = statistics["square"].clamp_min(0)
-        _renew(self._powers, name, self._power)
+    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        if statistics:
+            squares = torch._foreach_clamp_min([found["square"] for found in statistics.values()], 0)
+            self._squares |= zip(statistics, squares, strict=True)
+            self._make([key for key in self._powers if key[0] in statistics])
+
+    def _make(self, keys: Sequence[tuple[str, float]]) -> None:
+        """The moments, scaled to mean 1 and damped, raised to exponents."""
+        if keys:
+            squares = [self._squares[name] for name, _ in keys]
+            means = [square.mean().clamp_min(torch.finfo(square.dtype).tiny) for square in squares]
+            scaled = torch._foreach_div(squares, means)
+            torch._foreach_add_(scaled, self.damping)
+            self._powers |= zip(keys, torch._foreach_pow(scaled, [exponent for _, exponent in keys]), strict=True)
 
     def _power(self, name: str, exponent: float) -> Tensor:
-        """The moments, scaled to mean 1 and damped, raised to `exponent`."""
         key = (name, exponent)
         if key not in self._powers:
-            square = self._squares[name]
-            mean = square.mean().clamp_min(torch.finfo(square.dtype).tiny)
-            self._powers[key] = (square / mean + self.damping) ** exponent
+            self._make([key])
         return self._powers[key]
 
     def apply_before(self, name: str, form: PerExample) -> PerExample:
@@ -249,20 +271,31 @@ class Kronecker(Shape):
             "columns": column_noise if self._full(columns) else column_noise.diagonal(),
         }
 
-    def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
+    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        places: list[tuple[dict[str, Spectrum], str]] = []
+        moments: list[Moments] = []
         for side, store in (("rows", self._rows), ("columns", self._columns)):
-            for statistic in (side, side + THIN):
-                if statistic in statistics:
-                    thin, rank = statistic != side, self.rank or None
-                    store[name] = Spectrum(statistics[statistic], self.damping, rank, store.get(name), thin=thin)
-        _renew(self._powers, name, self._pair)
+            for name, found in statistics.items():
+                for kind in ("", THIN):
+                    if side + kind in found:
+                        start = store[name].basis if name in store else None
+                        places.append((store, name))
+                        moments.append(Moments(found[side + kind], bool(kind), start))
+        for (store, name), spectrum in zip(places, spectra(moments, self.damping, self.rank or None), strict=True):
+            store[name] = spectrum
+        self._make([key for key in self._powers if key[0] in statistics])
+
+    def _make(self, keys: Sequence[tuple[str, float]]) -> None:
+        """The factors of parameters raised to exponents."""
+        sides = [[store[name] for store in (self._rows, self._columns) if name in store] for name, _ in keys]
+        made = iter(powers([(side, key[1]) for key, both in zip(keys, sides, strict=True) for side in both]))
+        for key, both in zip(keys, sides, strict=True):
+            self._powers[key] = next(made), next(made) if len(both) > 1 else IDENTITY
 
     def _pair(self, name: str, exponent: float) -> tuple[Factor, Factor]:
         key = (name, exponent)
         if key not in self._powers:
-            columns = self._columns.get(name)
-            right = IDENTITY if columns is None else columns.power(exponent)
-            self._powers[key] = (self._rows[name].power(exponent), right)
+            self._make([key])
         return self._powers[key]
 
     def apply_before(self, name: str, form: PerExample) -> PerExample:

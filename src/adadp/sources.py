@@ -93,8 +93,9 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
     def _learn(self, shape: Shape, found: Mapping[str, Statistics], decay: float) -> None:
         """Average over time, as the paper does: E' <- decay E' + (1 - decay) new, from zero."""
         self._average |= _averaged(self._average, found, decay)
-        for name in found:
-            shape.learn(name, self._average[name])
+        with shape.together():
+            for name in found:
+                shape.learn(name, self._average[name])
 
 
 def _averaged(old: Mapping[str, Statistics], new: Mapping[str, Statistics], decay: float) -> dict[str, Statistics]:
@@ -181,9 +182,10 @@ class _Synthetic(Source):
                     found = (shape.statistics if self.decay else shape.thin_statistics)(form, finite)
                     _accumulate(totals.setdefault(name, {}), found)
         decay = self.decay if self._average else 0.0  # nothing to average with the first time
-        for statistics in totals.values():
-            for key, value in statistics.items():
-                value.div_(math.sqrt(count) if key.endswith(THIN) else count)
+        sums = [(key, value) for statistics in totals.values() for key, value in statistics.items()]
+        if sums:
+            counts = [math.sqrt(count) if key.endswith(THIN) else float(count) for key, _ in sums]
+            torch._foreach_div_([value for _, value in sums], counts)
         self._learn(shape, totals, decay)
 
 
@@ -291,8 +293,9 @@ class Released(Source):
             moments[name] = {key: value - noise[key] for key, value in shape.moments_of(carried).items()}
         self._average |= _averaged(self._average, moments, self.decay)
         if self.step % self.every == self.every - 1:
-            for name, statistics in self._average.items():
-                shape.learn(name, statistics)
+            with shape.together():
+                for name, statistics in self._average.items():
+                    shape.learn(name, statistics)
 
 
 class Paid(Source):
