@@ -388,7 +388,8 @@ def test_clamping_in_the_backward_pass_is_clamping_after_it() -> None:
                 nn.functional.cross_entropy(model(x), y).backward()
                 forms = [form for record in optimizer._step.capture._records for form in record.forms().values()]
                 optimizer.step()
-        assert sum(isinstance(form, Clamped) for form in forms) == (3 if early else 0)  # the weights of three layers
+        # The weights of three layers, and the biases that are measured with theirs.
+        assert sum(isinstance(form, Clamped) for form in forms) == (5 if early else 0)
         found.append([parameter.detach().clone() for parameter in model.parameters()])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

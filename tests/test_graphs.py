@@ -18,7 +18,8 @@ from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Loc
 from adadp.accounting.events import PoissonGaussian
 from adadp.algorithms.dpopt import OptimisedNoise
 from adadp.clipping import Grouped, PerLayer
-from adadp.gradients.factors import LowRank, Spectrum, rounded_up
+from adadp.gradients.factors import LowRank
+from adadp.gradients.spectrum import Spectrum, rounded_up
 from adadp.graphs import _CannotBeReplayedError, _State, _walk
 from adadp.noise import Randomness
 from adadp.sampling import FixedSize, Poisson, PrivateLoader
@@ -197,7 +198,7 @@ def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adadp.graphs._keeper", Tape)
     monkeypatch.setattr("adadp.graphs._obstacle", lambda _: None)
     monkeypatch.setattr(TrainingStep, "_rehearse", TrainingStep._ordinarily)
-    monkeypatch.setattr("adadp.gradients.factors._spread", lambda exact: rounded_up(float(exact)))
+    monkeypatch.setattr("adadp.gradients.spectrum._kept", lambda spread, _: rounded_up(spread))
 
 
 def recorded(name: str, most: int = 12) -> Recorded:

@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adadp import Diagonal, Kronecker
 from adadp.errors import ConfigurationError
-from adadp.gradients.factors import LowRank, Spectrum, _by_cholesky
+from adadp.gradients.factors import LowRank
 from adadp.gradients.per_example import Dense
 from adadp.gradients.products import Products
+from adadp.gradients.spectrum import Spectrum, _by_cholesky
 from adadp.shape import Shape, Statistics
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -177,12 +178,6 @@ def many(dtype: torch.dtype) -> dict[str, Statistics]:
     return found
 
 
-def learn_together(shape: Shape, found: dict[str, Statistics]) -> None:
-    with shape.together():
-        for name, statistics in found.items():
-            shape.learn(name, statistics)
-
-
 BAD = {"nan": math.nan, "infinite": math.inf, "huge": 3e38, "zero": 0.0}
 
 
@@ -205,7 +200,7 @@ def assert_alike(one: Kronecker, other: Kronecker, name: str, dtype: torch.dtype
 def test_parameters_learnt_together_are_those_learnt_alone(
     dtype: torch.dtype, bad: str | None, stacked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adadp.gradients.factors._STACKED", stacked)
+    monkeypatch.setattr("adadp.gradients.spectrum._STACKED", stacked)
     together, alone = Kronecker(0.25, rank=2, widest=20), Kronecker(0.25, rank=2, widest=20)
     for lot in range(3):  # the later ones start from the bases of those before, and make the powers anew
         found = many(dtype)
@@ -213,7 +208,7 @@ def test_parameters_learnt_together_are_those_learnt_alone(
             for name in ("matrix 1", "thin 1", "wide 0", "vector 2"):
                 for value in found[name].values():
                     value.view(-1)[:: 1 if lot > 1 else 3] = BAD[bad]
-        learn_together(together, found)
+        together.learn_all(found)
         for name, statistics in found.items():
             alone.learn(name, statistics)
         for name in found:
@@ -226,11 +221,11 @@ def test_a_parameter_that_diverged_changes_no_bit_of_another(bad: str) -> None:
     diverged = {"matrix 1", "thin 1", "wide 0", "vector 2"}
     for _ in range(2):
         found = many(torch.float32)
-        learn_together(shapes[0], found)
+        shapes[0].learn_all(found)
         for name in diverged:
             for value in found[name].values():
                 value.fill_(BAD[bad])
-        learn_together(shapes[1], found)
+        shapes[1].learn_all(found)
         for name in found:
             for one, other in zip(*(shape._pair(name, -0.25) for shape in shapes), strict=True):
                 parts = [(vars(one)[key], vars(other)[key]) for key in vars(one)]
@@ -244,7 +239,7 @@ def test_diagonals_learnt_together_are_those_learnt_alone() -> None:
     for factor in (1.0, math.nan):
         found = {str(size): {"square": normal(*size)} for size in ((3, 4), (3, 4), (7,), (), (2, 3, 4))}
         found["(7,)"]["square"] *= factor
-        learn_together(together, found)
+        together.learn_all(found)
         for name, statistics in found.items():
             alone.learn(name, statistics)
         for name, statistics in found.items():
@@ -253,7 +248,7 @@ def test_diagonals_learnt_together_are_those_learnt_alone() -> None:
                 mine, theirs = (shape.apply(name, one, exponent) for shape in (together, alone))
                 assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
                 assert mine.isfinite().all() == (math.isfinite(factor) or name != "(7,)")
-    learn_together(together, {})
+    together.learn_all({})
 
 
 class _Operations(TorchDispatchMode):
@@ -270,17 +265,17 @@ class _Operations(TorchDispatchMode):
 
 def test_a_refresh_reads_once_and_factorises_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Kronecker(0.25, rank=2, widest=20)
-    learn_together(shape, many(torch.float32))
+    shape.learn_all(many(torch.float32))
     for name in many(torch.float32):
         for exponent in (-0.25, 0.25):
             shape._pair(name, exponent)
     read: list[Tensor] = []
     listed: Callable[[Tensor], Any] = Tensor.tolist
     monkeypatch.setattr(Tensor, "tolist", lambda self: (read.append(self), listed(self))[1])
-    monkeypatch.setattr("adadp.gradients.factors._all_below", lambda *_: True)  # asked on a CPU only
+    monkeypatch.setattr("adadp.gradients.spectrum._all_below", lambda *_: True)  # asked on a CPU only
     found = many(torch.float32)
     with _Operations() as operations:
-        learn_together(shape, found)
+        shape.learn_all(found)
     assert len(read) == 1
     assert operations.counted["_local_scalar_dense"] == 0
     assert operations.counted["linalg_qr"] == 3 * 3  # matrices of 9 and of 10, vectors of 9
@@ -291,7 +286,7 @@ def test_what_was_learnt_together_is_each_in_memory_of_its_own() -> None:
     """Recordings copy new numbers into the old places."""
     shape = Kronecker(0.25, rank=2, widest=20)
     for _ in range(2):
-        learn_together(shape, many(torch.float32))
+        shape.learn_all(many(torch.float32))
         for name in many(torch.float32):
             shape._pair(name, -0.25)
     kept = [*shape._rows.values(), *shape._columns.values(), *(f for pair in shape._powers.values() for f in pair)]
@@ -347,7 +342,7 @@ def test_a_gpus_way_finds_the_same_directions(count: int, thin: bool, monkeypatc
         return factor
 
     wanted = learnt()
-    monkeypatch.setattr("adadp.gradients.factors._orthonormal", _by_cholesky)
+    monkeypatch.setattr("adadp.gradients.spectrum._orthonormal", _by_cholesky)
     found = learnt()
     assert found.skew < 1e-12
     assert found.spread == pytest.approx(wanted.spread, rel=1e-4)

@@ -108,7 +108,7 @@ def test_released_moments_are_free_of_the_noise_on_average() -> None:
         noisy = {k: stand.sigma * torch.randn(v.shape, generator=stand.generator).double() for k, v in sums.items()}
         shape._squares.clear()
         plain = {}
-        shape.learn = lambda name, statistics, plain=plain: plain.update({name: statistics["square"]})
+        shape.learn_all = lambda given, plain=plain: plain.update({n: found["square"] for n, found in given.items()})
         stand.clipping.release(noisy, dict.fromkeys(noisy, stand.sigma))
         total += plain["weight"] / 800
     variance = (stand.sigma / 4) ** 2

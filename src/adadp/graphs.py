@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from adadp.errors import BudgetExhaustedError
 from adadp.gradients.arithmetic import convolutions_are_cut, matmul_precision
-from adadp.gradients.factors import Factor, Spectrum
+from adadp.gradients.factors import Factor
+from adadp.gradients.spectrum import Spectrum
 from adadp.memory import advising, out_of_memory
 from adadp.optimizer import PrivateOptimizer
 from adadp.sampling import Microbatch

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from adadp.errors import ConfigurationError
-from adadp.gradients.factors import IDENTITY, Factor, Moments, Spectrum, powers, spectra
+from adadp.gradients.factors import IDENTITY, Factor
 from adadp.gradients.per_example import PerExample
+from adadp.gradients.spectrum import Moments, Spectrum, powers, spectra
 
 Statistics = dict[str, Tensor]
 THIN = " vectors"
@@ -32,7 +32,6 @@ class Shape(ABC):
         if not (math.isfinite(damping) and damping > 0):
             raise ConfigurationError(f"damping must be above 0, not {damping}: noise would be divided by zero")
         self.before, self.after, self.damping = before, after, damping
-        self._together: dict[str, Mapping[str, Tensor]] | None = None
 
     @abstractmethod
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
@@ -68,27 +67,14 @@ class Shape(ABC):
 
     def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
         """Take these second moments as the parameter's shape from now on."""
-        if self._together is None:
-            self._learn({name: statistics})
-        else:
-            self._together[name] = statistics
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """What is learnt inside is worked out at its end, for all parameters at once.
-
-        Most are small, and there may be many: a GPU would wait for Python, and Python for the GPU, at each of them.
-        """
-        self._together = {}
-        try:
-            yield
-            self._learn(self._together)
-        finally:
-            self._together = None
+        self.learn_all({name: statistics})
 
     @abstractmethod
-    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Learn parameters, and make those of their powers anew that were needed before: the next lot needs them."""
+    def learn_all(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """The same for many parameters at once: most are small, and a GPU would wait for Python at each of them.
+
+        Those of their powers that were needed before are made anew: the next lot needs them.
+        """
 
     @abstractmethod
     def apply_before(self, name: str, form: PerExample) -> PerExample:
@@ -135,7 +121,7 @@ class Diagonal(Shape):
     def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
         return {"square": self.apply(name, torch.ones_like(gradient) * stddev, self.before).square()}
 
-    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def learn_all(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
         if statistics:
             squares = torch._foreach_clamp_min([found["square"] for found in statistics.values()], 0)
             self._squares |= zip(statistics, squares, strict=True)
@@ -271,7 +257,7 @@ class Kronecker(Shape):
             "columns": column_noise if self._full(columns) else column_noise.diagonal(),
         }
 
-    def _learn(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def learn_all(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
         places: list[tuple[dict[str, Spectrum], str]] = []
         moments: list[Moments] = []
         for side, store in (("rows", self._rows), ("columns", self._columns)):

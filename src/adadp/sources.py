@@ -93,9 +93,7 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
     def _learn(self, shape: Shape, found: Mapping[str, Statistics], decay: float) -> None:
         """Average over time, as the paper does: E' <- decay E' + (1 - decay) new, from zero."""
         self._average |= _averaged(self._average, found, decay)
-        with shape.together():
-            for name in found:
-                shape.learn(name, self._average[name])
+        shape.learn_all({name: self._average[name] for name in found})
 
 
 def _averaged(old: Mapping[str, Statistics], new: Mapping[str, Statistics], decay: float) -> dict[str, Statistics]:
@@ -176,6 +174,7 @@ class _Synthetic(Source):
             gradients = model.gradients_of(inputs, loss)
             count += gradients.count
             finite = gradients.finite()
+            gradients.bring_squares()
             for name, form in gradients.forms.items():
                 if name in parameters:
                     # Vectors cannot be averaged over time: there would be more and more of them.
@@ -293,9 +292,7 @@ class Released(Source):
             moments[name] = {key: value - noise[key] for key, value in shape.moments_of(carried).items()}
         self._average |= _averaged(self._average, moments, self.decay)
         if self.step % self.every == self.every - 1:
-            with shape.together():
-                for name, statistics in self._average.items():
-                    shape.learn(name, statistics)
+            shape.learn_all(self._average)
 
 
 class Paid(Source):

@@ -14,10 +14,11 @@ from adadp.gradients import per_example
 from adadp.gradients import products as product_forms
 from adadp.gradients.arithmetic import norms
 from adadp.gradients.collection import Gradients
-from adadp.gradients.factors import Factor, LowRank, Spectrum
+from adadp.gradients.factors import Factor, LowRank
 from adadp.gradients.kernels.reference import CANCELLED
 from adadp.gradients.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
 from adadp.gradients.products import Bias, Products
+from adadp.gradients.spectrum import Spectrum
 from adadp.shape import Kronecker
 from tests.gradients.reference import arbitrary, assert_forms, matrix_factor
 

@@ -101,16 +101,17 @@ def learnt(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, dict[str, Ten
     """The statistics that each shape was last given, by shape and parameter."""
     seen: dict[int, dict[str, dict[str, Tensor]]] = {}
     for kind in (Diagonal, Kronecker):
-        plain = kind.learn
+        plain = kind.learn_all
 
-        def learn(self: Shape, name: str, statistics: dict[str, Tensor], plain: object = plain) -> None:
-            seen.setdefault(id(self), {})[name] = {
-                key.removesuffix(THIN): value.T @ value if key.endswith(THIN) else value.clone()
-                for key, value in statistics.items()
-            }
-            plain(self, name, statistics)
+        def learn_all(self: Shape, given: dict[str, dict[str, Tensor]], plain: object = plain) -> None:
+            for name, statistics in given.items():
+                seen.setdefault(id(self), {})[name] = {
+                    key.removesuffix(THIN): value.T @ value if key.endswith(THIN) else value.clone()
+                    for key, value in statistics.items()
+                }
+            plain(self, given)
 
-        monkeypatch.setattr(kind, "learn", learn)
+        monkeypatch.setattr(kind, "learn_all", learn_all)
     return seen
 
 
