@@ -144,6 +144,12 @@ class LowRank(Factor):
         inner = (tensor @ basis) * (self.top.to(tensor.dtype) - rest)
         return torch.addcmul(inner @ basis.T, tensor, rest)
 
+    def apply_left(self, tensor: Tensor) -> Tensor:
+        # Not as a transpose: what is made lies in memory as what it is made of.
+        basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)
+        inner = (self.top.to(tensor.dtype) - rest).unsqueeze(1) * (basis.T @ tensor)
+        return torch.addcmul(basis @ inner, tensor, rest)
+
     def apply_unscaled(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
         basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)
         flat = tensor.flatten(0, -2)

@@ -78,10 +78,10 @@ class PerExample(ABC):
         """The sum of this and other forms without making them dense, where that is known."""
         return None
 
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Dense gradients, a bounded number of examples at a time."""
+    def chunks(self, room: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Dense gradients, a bounded number of examples at a time: so many as have `room`, in bytes."""
         each = max(1, math.prod(self.shape)) * 4
-        step = max(1, DENSE_BYTES // each)
+        step = max(1, (DENSE_BYTES if room is None else room) // each)
         for start in range(0, max(1, self.count), step):  # one chunk at least: that of no examples has its shape too
             examples = slice(start, min(start + step, self.count))
             yield examples, self.dense(examples)
@@ -134,8 +134,9 @@ class PerExample(ABC):
         return self._total(lambda g: _gram(g.reshape(len(g), *self.matrix).mT), keep)
 
     def both_moments(self, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """`row_moments` and `column_moments`."""
-        return self.row_moments(keep), self.column_moments(keep)
+        """`row_moments` and `column_moments`, of gradients that are made once for both."""
+        kept = (drop(gradients, keep[examples]) for examples, gradients in self.chunks(moments_room(keep)))
+        return both_moments(kept, self.matrix)
 
     def row_vectors(self, keep: Tensor) -> Tensor | None:
         """Vectors [k, rows] the sum of whose outer products is `row_moments`, where there is one for each example."""
@@ -168,6 +169,24 @@ class PerExample(ABC):
 def sum_tensors(tensors: Iterable[Tensor]) -> Tensor:
     """Their sum, one at a time; there is at least one."""
     return reduce(torch.add, tensors)
+
+
+def moments_room(like: Tensor) -> int:
+    """How many bytes of gradients exist at a time when moments are taken: many where the host is waited for."""
+    return 8 * DENSE_BYTES if like.is_cuda else DENSE_BYTES
+
+
+def both_moments(parts: Iterable[Tensor], matrix: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """`sum_n g_n g_n^T` and `sum_n g_n^T g_n` of gradients that come some at a time, seen as matrices of that shape."""
+    sums: list[Tensor] = []
+    for gradients in parts:
+        matrices = gradients.reshape(len(gradients), *matrix)
+        side_by_side, on_top = matrices.transpose(0, 1).flatten(1), matrices.flatten(0, 1)
+        if not sums:
+            sums = [matrices.new_zeros(size, size) for size in matrix]
+        sums[0].addmm_(side_by_side, side_by_side.T)
+        sums[1].addmm_(on_top.T, on_top)
+    return sums[0], sums[1]
 
 
 def _gram(matrices: Tensor) -> Tensor:

@@ -37,7 +37,9 @@ from adadp.gradients.per_example import (
     Sandwiched,
     Scaled,
     amplification,
+    both_moments,
     fits,
+    moments_room,
     public,
     stored_or_recomputed,
 )
@@ -340,18 +342,12 @@ class Products(PerExample):
 
     def both_moments(self, keep: Tensor) -> tuple[Tensor, Tensor]:
         if self.tokens == 1:
-            return super().both_moments(keep)
-        # The gradients are made once for both. On a GPU many at a time: it would wait for the host.
-        room = 8 * DENSE_BYTES if self.outputs.is_cuda else DENSE_BYTES
-        step = max(1, room // max(1, 4 * self.rows * self.columns))
+            return self.row_moments(keep), self.column_moments(keep)
+        # Dropped before they are multiplied, and whole, though they may be cut elsewhere: no norm is taken of these.
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
-        by_row, by_column = (outputs.new_zeros(size, size) for size in (self.rows, self.columns))
-        for start in range(0, self.count, step):
-            gradients = outputs[start : start + step].mT @ inputs[start : start + step]
-            side_by_side, on_top = gradients.transpose(0, 1).flatten(1), gradients.flatten(0, 1)
-            by_row.addmm_(side_by_side, side_by_side.T)
-            by_column.addmm_(on_top.T, on_top)
-        return by_row, by_column
+        step = max(1, moments_room(outputs) // max(1, 4 * self.rows * self.columns))
+        parts = (slice(start, start + step) for start in range(0, max(1, self.count), step))
+        return both_moments((outputs[part].mT @ inputs[part] for part in parts), (self.rows, self.columns))
 
     def row_vectors(self, keep: Tensor) -> Tensor | None:
         return self._vectors(self.outputs, self.inputs, keep)
