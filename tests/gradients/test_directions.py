@@ -1,4 +1,4 @@
-"""Convolutions whose gradients are multiplied by a low-rank factor without being made, as on a GPU."""
+"""Convolutions (as on a GPU) and tables whose gradients are multiplied by a low-rank factor without being made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from adadp.gradients.convolution import Convolution, Geometry
 from adadp.gradients.directions import AlongDirections
-from adadp.gradients.factors import LowRank
+from adadp.gradients.embedding import Rows
+from adadp.gradients.factors import IDENTITY, DiagonalFactor, Factor, Full, LowRank
+from adadp.gradients.per_example import Dense
 from tests.gradients.test_per_example import assert_bounds
 
 GEOMETRIES = {
@@ -131,3 +133,60 @@ def test_no_examples() -> None:
     none = turned(Convolution(form.inputs[:0], form.outputs[:0], form.geometry), factor(form.matrix[1]))
     assert none.squared_norms().shape == (0,)
     assert not none.weighted_sum(torch.zeros(0), None).any()
+
+
+def table(count: int = 5, dtype: torch.dtype = torch.float32) -> Rows:
+    torch.manual_seed(2)
+    ids = torch.randint(40, (count, 9))
+    ids[:, 3] = ids[:, 1]  # looked up twice
+    return Rows.summed(ids, torch.randn(count, 9, 6, dtype=dtype), (40, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rest", [0.01, 1.0, 40.0])
+@pytest.mark.parametrize("kind", ["low rank", "diagonal", "identity", "full", "steep"])
+def test_tables(kind: str, rest: float, dtype: torch.dtype) -> None:
+    form, right = table(dtype=dtype), factor(6, top=(0.5, 2.0))
+    lefts: dict[str, Factor] = {
+        "low rank": factor(40, rest=rest), "diagonal": DiagonalFactor(rest * torch.rand(40)), "identity": IDENTITY,
+        "full": Full(rest * torch.eye(40), torch.tensor(rest * 40**0.5), 1.0),
+        "steep": factor(40, rest=rest, top=(1e-9 if dtype == torch.float32 else 1e-15, 1.0)),
+    }  # fmt: skip
+    left = lefts[kind]
+    made = form.sandwiched(left, right)
+    kinds = {"low rank": AlongDirections, "diagonal": Rows, "identity": Rows, "full": Dense, "steep": Dense}
+    assert type(made) is kinds[kind]
+    like = torch.zeros((), dtype=torch.float64)
+    expected = left.matrix(40, like) @ form.dense(slice(0, 5)).double() @ right.matrix(6, like)
+    assert_bounds(made)
+    close = {"rtol": 1e-3, "atol": 1e-4 * rest, "check_dtype": False}
+    torch.testing.assert_close(made.dense(slice(0, 5)), expected, **close)
+    torch.testing.assert_close(made.squared_norms().sqrt(), expected.flatten(1).norm(dim=1), **close)
+    weights = torch.rand(5)
+    torch.testing.assert_close(made.weighted_sum(weights, None), (weights.view(-1, 1, 1) * expected).sum(0), **close)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, 3e38, 1e-38, 1e-45])
+def test_one_row_of_a_table_stays_alone(value: float) -> None:
+    form, left = table(), factor(40)
+    weights = torch.tensor([0.5, 0.0, 1.0, 0.25, 0.1])
+    alone = form.sandwiched(left, IDENTITY)
+    changed = Rows(form.ids, form.rows.clone(), form.shape)
+    changed.rows[1, 0] = value
+    made = changed.sandwiched(left, IDENTITY)
+    others = [0, 2, 3, 4]
+    assert torch.equal(made.squared_norms()[others], alone.squared_norms()[others])
+    assert torch.equal(made.weighted_sum(weights, weights != 0), alone.weighted_sum(weights, weights != 0))
+    assert made.squared_norms()[1] == math.inf or math.isfinite(value)
+    if made.squared_norms()[1] < 1e70:
+        assert_bounds(made)
+
+
+@pytest.mark.parametrize("top", [(1e-2,), (0.01, 0.02), (50.0, 0.5), (1.0, 1.0)])
+@pytest.mark.parametrize("skew", [0.0, 1e-4, 3e-2])
+def test_rows_that_lie_in_the_directions(top: tuple[float, ...], skew: float) -> None:
+    left = factor(40, top=top, skew=skew)
+    ids = torch.arange(40).expand(4, 40)
+    rows = left.basis[:, :1].expand(4, 40, 1) * torch.tensor([1.0, 1e3, 1e-3, 1e15]).view(-1, 1, 1)
+    made = Rows(ids, rows.clone(), (40, 1)).along(left)
+    assert_bounds(made)

@@ -553,3 +553,24 @@ def test_low_rank_factors_on_both_sides_of_sequences(rest: float) -> None:
     weights = torch.rand(4)
     total = (weights.view(-1, 1, 1) * exact).sum(0)
     torch.testing.assert_close(form.weighted_sum(weights, None), total, rtol=1e-4, atol=1e-4 * rest**2)
+
+
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(3, 20, 30), (40, 6, 5), (2, 50, 4), (1, 5, 6)])
+@pytest.mark.parametrize("room", [1, 2**26])
+def test_moments_of_rows_and_columns(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, rows: int, columns: int, room: int
+) -> None:
+    """From tokens' inner products or from gradients, whichever are less; of kept examples, whatever the others hold."""
+    for module in (per_example, product_forms):
+        monkeypatch.setattr(module, "DENSE_BYTES", room)
+    torch.manual_seed(0)
+    inputs, outputs = torch.randn(5, tokens, columns), torch.randn(5, tokens, rows)
+    exact = (outputs.double().mT @ inputs.double())[[0, 2, 3, 4]]
+    inputs[1], outputs[1, 0] = float("nan"), float("inf")
+    keep = torch.tensor([True, False, True, True, True])
+    dense = Dense(outputs.mT @ inputs)
+    for form in (Products(inputs, outputs), dense):
+        for by_row, by_column in (form.both_moments(keep), (form.row_moments(keep), form.column_moments(keep))):
+            expected = (exact @ exact.mT).sum(0), (exact.mT @ exact).sum(0)
+            torch.testing.assert_close(by_row.double(), expected[0], rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(by_column.double(), expected[1], rtol=1e-4, atol=1e-3)

@@ -1,7 +1,7 @@
-"""Gradients h R where R treats all directions alike but for a few: only what lies along those is made of each example.
+"""Gradients h R, or L h, of factors that treat all directions alike but for a few: only what lies along those is made.
 
-h R = rest h + (h U) diag(top - rest) U^T. The first part is measured and summed as h is, which may be in fewer bits.
-The second is small, made for each example in all bits, and summed as it was measured.
+h R = rest h + (h U) diag(top - rest) U^T. The first part is measured and summed as h is, which may be sparse, or in
+fewer bits. The second is small, made for each example in all bits, and summed as it was measured.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 
 from adadp.gradients.arithmetic import exact_arithmetic
-from adadp.gradients.factors import Factor, LowRank
+from adadp.gradients.factors import IDENTITY, Factor, LowRank, last_bit
 from adadp.gradients.per_example import Dense, PerExample, between, stored_or_recomputed
 
 
 class AlongDirections(PerExample):
-    """`form`'s gradients times `right`.
+    """`form`'s gradients times `factor`, on their right or on their left.
 
-    `make` gives h U for each example, [n, rows, k], and bounds [n] on how far that is from what it is of the gradients
-    that `form` adds to a sum.
+    `make` gives h U for each example, [n, rows, k] (U^T h on the left, [n, k, columns]), and bounds [n] on how far that
+    is from what it is of the gradients that `form` adds to a sum.
     """
 
-    def __init__(self, form: PerExample, right: LowRank, make: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        self.form, self.right, self._make = form, right, make
+    def __init__(
+        self, form: PerExample, factor: LowRank, make: Callable[[], tuple[Tensor, Tensor]], *, on_left: bool = False
+    ) -> None:
+        self.form, self.factor, self._make, self._on_left = form, factor, make, on_left
         self.count, self.shape = form.count, form.shape
 
     @cached_property
@@ -38,14 +40,14 @@ class AlongDirections(PerExample):
     @cached_property
     def _squared_norms(self) -> Tensor:
         along, wrong = self._along
-        rest, top = self.right.rest.double(), self.right.top.double()
-        lengths = along.gradients.double().square().sum(1)  # of h U, in each direction; [n, k]
+        rest, top = self.factor.rest.double(), self.factor.top.double()
+        lengths = along.gradients.double().square().sum(2 if self._on_left else 1)  # of h U, by direction; [n, k]
         # |h R|^2 = rest^2 |h|^2 + 2 rest <h U, h U D> + |h U D U^T|^2 for D = top - rest. Where h U stands for what was
         # made, which is off by `wrong`, and U^T U is not quite the identity:
         turned = lengths @ (top - rest).square()
         squared = rest.square() * self.form.squared_norms() + lengths @ (top.square() - rest.square())
-        squared += 2 * rest * wrong * turned.sqrt() + self.right.skew * turned
-        squared = squared.clamp_min(0) * (1 + 2.0**-20)  # what is summed in float64 is rounded at the end
+        squared += 2 * rest * wrong * turned.sqrt() + self.factor.skew * turned
+        squared = squared.clamp_min(0) * (1 + 16 * last_bit(along.gradients))  # what is summed is rounded at the end
         return torch.where(turned.isfinite() & squared.isfinite(), squared, math.inf)
 
     def squared_norms(self) -> Tensor:
@@ -54,12 +56,17 @@ class AlongDirections(PerExample):
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         total = self.form.weighted_sum(weights, keep)
         along = self._along[0].weighted_sum(weights, keep).double()
-        rest, basis = self.right.rest.double(), self.right.basis.double()
-        turned = torch.addmm(total.double().view(self.matrix) * rest, along * (self.right.top.double() - rest), basis.T)
+        rest, basis = self.factor.rest.double(), self.factor.basis.double()
+        more, same = self.factor.top.double() - rest, total.double().view(self.matrix) * rest
+        if self._on_left:
+            turned = torch.addmm(same, basis, more.unsqueeze(1) * along)
+        else:
+            turned = torch.addmm(same, along * more, basis.T)
         return turned.to(total.dtype).view(self.shape)
 
     def dense(self, examples: slice) -> Tensor:
-        return between(None, self.form.dense(examples), self.right, self.shape)
+        left, right = (self.factor, IDENTITY) if self._on_left else (None, self.factor)
+        return between(left, self.form.dense(examples), right, self.shape)
 
     def scaled(self, scale: Tensor) -> PerExample:
         factor = scale.to(self._along[0].gradients.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -10,12 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients.arithmetic import accumulation_dtype, bounded_factors, drop, squares, unit_roundoff
-from adadp.gradients.factors import Factor
+from adadp.gradients.arithmetic import (
+    accumulation_dtype,
+    bounded_factors,
+    drop,
+    full_precision,
+    norms,
+    squares,
+    unit_roundoff,
+)
+from adadp.gradients.directions import AlongDirections
+from adadp.gradients.factors import DiagonalFactor, Factor, Identity, LowRank, last_bit
 from adadp.gradients.kernels.reference import CANCELLED, Sums
 from adadp.gradients.layer import Layer, Taps, batch_first, no_batch, supports
 from adadp.gradients.linear import tokens
-from adadp.gradients.per_example import PerExample, Recomputed, fits, merged, stored_or_recomputed
+from adadp.gradients.per_example import (
+    MOST_AMPLIFIED,
+    PerExample,
+    Recomputed,
+    fits,
+    merged,
+    stored_or_recomputed,
+)
 from adadp.gradients.products import Products
 
 
@@ -83,11 +100,28 @@ class Rows(PerExample):
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
         turned = Rows(self.ids, right.apply(self.rows), self.shape)
+        if isinstance(left, Identity):
+            return turned
+        if isinstance(left, DiagonalFactor):
+            return Rows(self.ids, turned.rows * left.values.to(turned.rows.dtype)[self.ids].unsqueeze(2), self.shape)
+        # A factor over the vocabulary mixes its rows: nothing sparse is left, but along a few directions.
+        if isinstance(left, LowRank) and last_bit(turned.rows) * left.spread <= MOST_AMPLIFIED:
+            return turned.along(left)
+        return stored_or_recomputed(lambda e: left.apply_left(turned.dense(e)), self.count, self.shape)
 
-        def make(examples: slice) -> Tensor:  # a factor over the vocabulary mixes its rows: nothing sparse is left
-            return left.apply(turned.dense(examples).mT).mT
+    def along(self, left: LowRank) -> PerExample:
+        """Gradients L g."""
 
-        return stored_or_recomputed(make, self.count, self.shape)
+        def make() -> tuple[Tensor, Tensor]:
+            directions = left.basis.to(self.rows.dtype)[self.ids]  # [n, T, k]
+            with full_precision():
+                along = directions.mT @ self.rows
+            # Looked-up rows of the basis are at most as long as it is, sqrt(k) and a little.
+            size = 1.01 * math.sqrt(left.basis.shape[1])
+            made = (self.ids.shape[1] + 16) * last_bit(self.rows) * size * norms(self.rows)
+            return along, made + 2.0**-110
+
+        return AlongDirections(self, left, make, on_left=True)
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         limit = bound[self.ids]

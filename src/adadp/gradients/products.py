@@ -345,6 +345,12 @@ class Products(PerExample):
             return self.row_moments(keep), self.column_moments(keep)
         # Dropped before they are multiplied, and whole, though they may be cut elsewhere: no norm is taken of these.
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
+        sides = self.rows + self.columns
+        of_tokens = self.tokens * (self.rows**2 + self.columns**2 + self.tokens * sides)
+        if of_tokens < self.rows * self.columns * (self.tokens + sides):
+            # sum_n B^T A A^T B: where tokens are few, their inner products are less than the gradients.
+            by_row = outputs.flatten(0, 1).T @ (inputs @ inputs.mT @ outputs).flatten(0, 1)
+            return by_row, inputs.flatten(0, 1).T @ (outputs @ outputs.mT @ inputs).flatten(0, 1)
         step = max(1, moments_room(outputs) // max(1, 4 * self.rows * self.columns))
         parts = (slice(start, start + step) for start in range(0, max(1, self.count), step))
         return both_moments((outputs[part].mT @ inputs[part] for part in parts), (self.rows, self.columns))
