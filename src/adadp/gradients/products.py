@@ -56,8 +56,8 @@ class Costs:
     most_stored: float  # coordinates stored for each value of the factors
 
 
-# Measured on a CPU (one thread, 32 examples of 16 to 256 tokens, 64 to 1024 rows and columns) and on an H200 (TF32
-# products at 420 TFLOP/s, float64 ones at an eighth of that, 2.7 TB/s).
+# Measured on a CPU (one thread, 32 examples of 16 to 256 tokens, 64 to 1024 rows and columns) and on an H200 (products
+# at 420 TFLOP/s, float64 ones at an eighth of that, 2.7 TB/s). `benchmarks/ways.py` shows what they choose.
 COSTS = {
     "cpu": Costs(gram=3, short_gram=1.5, again=15, stored=25, most_stored=2),
     "cuda": Costs(gram=8, short_gram=8, again=400, stored=900, most_stored=2),
@@ -98,6 +98,8 @@ class Products(PerExample):
         """The cheapest way to norm and weighted sum; `stored` only where it fits."""
         if self.tokens == 1:
             return "vectors"
+        if self._halves:  # the fastest at all sizes
+            return "half"
         cost = COSTS["cuda" if self.outputs.is_cuda else "cpu"]
         entries, factors = self.rows * self.columns, self.tokens * (self.rows + self.columns)
         product = self.tokens * entries
@@ -108,8 +110,6 @@ class Products(PerExample):
         # What is kept until all layers are measured stays of the order of what the backward pass keeps anyway.
         if fits(self.count, self.shape, self.outputs.element_size()) and entries <= cost.most_stored * factors:
             ways["stored"] = product + cost.stored * entries
-        if self._halves:
-            ways["half"] = product + cost.again * entries
         return min(ways, key=lambda way: ways[way])
 
     @cached_property
