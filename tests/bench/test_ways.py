@@ -7,7 +7,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from ways import measured  # noqa: E402
+from ways import measured
 
 
 def test_every_way_is_timed_and_the_chosen_one_is_among_them() -> None:
