@@ -136,6 +136,19 @@ def test_what_does_not_agree_is_told():
     assert agreement.compare([{**quick, "settings": {"who": "dpsgd/paper", "steps": 99}}], full) == []
 
 
+def test_what_diverged_is_compared_up_to_there():
+    train = {"work": "train", "seed": 0, "settings": {"who": "dpopt/published", "steps": 9}}
+    full = {**train, "curve": [[1, 0.4], [2, 0.6], [3, 0.45], [4, 0.8]]}
+    (line,) = agreement.compare([{**train, "curve": [[1, 0.4], [2, 0.61], [3, 0.9], [4, 0.1]]}], [full])
+    assert line.agrees
+    assert (line.step, line.full) == (2, pytest.approx(50))
+    (line,) = agreement.compare([{**train, "curve": [[1, 0.3], [2, 0.6], [3, 0.45], [4, 0.8]]}], [full])
+    assert not line.agrees
+    steady = {**full, "curve": [[1, 0.4], [2, 0.6], [3, 0.51], [4, 0.8]]}  # swings by less
+    (line,) = agreement.compare([{**steady, "curve": [[1, 0.4], [2, 0.6], [3, 0.51], [4, 0.6]]}], [steady])
+    assert (line.step, line.agrees) == (4, False)
+
+
 def test_figures_in_the_findings_are_those_of_the_results():
     """Every number with a decimal point on the page stands in a table, in CLAIMS.md or in the audit."""
     page = (ROOT / "docs" / "findings.md").read_text()

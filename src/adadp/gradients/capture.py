@@ -475,7 +475,8 @@ class _Hooks:
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
-        # torch.compile takes the model apart here and leaves these alone: what they note is not of its graph.
+        # torch.compile takes the model apart here and leaves these alone: what they note is not of its graph. Where it
+        # is not at work, they are called as they are, which is cheaper.
         self._before = torch.compiler.disable(capture._before)  # type: ignore[no-untyped-call]
         self._after = torch.compiler.disable(capture._after)  # type: ignore[no-untyped-call]
 
@@ -487,11 +488,13 @@ class _Hooks:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._capture.watches(module):
-            self._before(module, args, kwargs)
+            before = self._before if torch.compiler.is_dynamo_compiling() else self._capture._before
+            before(module, args, kwargs)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self._capture.watches(module):
-            return self._after(module, args, kwargs, output)
+            after = self._after if torch.compiler.is_dynamo_compiling() else self._capture._after
+            return after(module, args, kwargs, output)
         return None
 
 

@@ -2,7 +2,8 @@
 
 Runs of one seed begin alike (weights, DP-PCA, lots), but noise differs between devices, and one accuracy in the first
 steps swings with it. So a run agrees if its mean accuracy over all steps that both know is within `POINTS` points (what
-diverged, below `CHANCE`, counts as that). Costs have to be equal.
+diverged, below `CHANCE`, counts as that). A run that falls `FALLEN` points below its best diverges, and the last digits
+decide how: it is compared up to there. Costs have to be equal.
 A job that is the same in both (the toys) has to give the same numbers, means over random walks within four standard
 errors.
 """
@@ -19,7 +20,7 @@ from typing import Any
 from adadp.reproduce.item import Record
 
 #: Seen between a CPU and an H200, over 58 runs: up to 1.5, and 0.4 in the middle.
-POINTS, CHANCE = 2.5, 20.0
+POINTS, CHANCE, FALLEN = 2.5, 20.0, 10.0
 _APART = ("stop", "snapshots")
 
 
@@ -71,12 +72,22 @@ def _accuracies(record: Record, full: Sequence[Record]) -> list[Compared]:
     made = []
     for other in full:
         curve = dict(map(tuple, other["curve"]))
-        known = [(value, curve[step]) for step, value in record["curve"] if step in curve]
-        both = [(max(CHANCE, 100 * one), max(CHANCE, 100 * two)) for one, two in known]
-        if both and other["seed"] == record["seed"]:
-            quick, longer = (statistics.mean(values) for values in zip(*both, strict=True))
-            made.append(Compared(who, max(step for step, _ in record["curve"]), quick, longer, POINTS))
+        known = [(step, 100 * value, 100 * curve[step]) for step, value in record["curve"] if step in curve]
+        known = known[: _until_fallen([longer for _, _, longer in known])]
+        if known and other["seed"] == record["seed"]:
+            quick, longer = (statistics.mean(max(CHANCE, pair[place]) for pair in known) for place in (1, 2))
+            made.append(Compared(who, known[-1][0], quick, longer, POINTS))
     return made
+
+
+def _until_fallen(accuracies: Sequence[float]) -> int:
+    """How many of them come before the first that is far below the best so far."""
+    best = -math.inf
+    for count, accuracy in enumerate(accuracies):
+        best = max(best, accuracy)
+        if accuracy < best - FALLEN:
+            return count
+    return len(accuracies)
 
 
 def _equal(record: Record, full: Record) -> list[Compared]:
