@@ -25,6 +25,7 @@ from adadp.errors import (
     LedgerError,
     NoGuaranteeError,
     PrivacyError,
+    TrainingLoopError,
     UnsupportedModuleError,
 )
 from adadp.optimizer import BudgetWarning, PrivateOptimizer
@@ -528,3 +529,21 @@ def test_copies_are_ordinary_models(tmp_path: Path) -> None:
 def test_errors_are_of_one_family() -> None:
     for kind in (ConfigurationError, UnsupportedModuleError, NoGuaranteeError, LedgerError, BudgetExhaustedError):
         assert issubclass(kind, PrivacyError)
+
+
+def test_a_lot_that_failed_is_not_released_without_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, model, optimizer, loader = private()
+    batch = next(iter(loader))
+    with monkeypatch.context() as broken:
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("something in it")
+
+        broken.setattr(optimizer._step.clipping, "bound", fail)
+        with pytest.raises(RuntimeError, match="something"):
+            step(model, optimizer, batch)
+    with pytest.raises(TrainingLoopError, match="could not be worked on"):
+        optimizer.step()
+    assert not engine._open().composition()
+    step(model, optimizer, batch)  # run again, it is a lot like any other
+    assert len(engine._open().composition()) == 1

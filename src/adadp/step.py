@@ -55,6 +55,7 @@ class PrivateStep:
         self._lot: int | None = None
         self._charged: int | None = None
         self._released: int | None = None
+        self._failed: int | None = None
         self._next = 0
         self._settings: list[object] = []  # the clipping's, for a lot that comes in several parts
         self.begun = 0  # how many lots were worked on, replayed ones left out
@@ -89,6 +90,7 @@ class PrivateStep:
         except BaseException:
             # A lot that lost a part because of what was in it must not be released, nor may the part reach another lot.
             self._drop()
+            self._failed = microbatch.lot
             self.capture.discard()
             raise
         self._next += 1
@@ -107,6 +109,11 @@ class PrivateStep:
             raise TrainingLoopError(
                 f"lot {microbatch.lot} was released already: a second release of the same lot is not covered. Call "
                 "optimizer.step() once for each batch of the loader."
+            )
+        if microbatch.lot == self._failed and not self.capture.recorded:
+            raise TrainingLoopError(
+                f"lot {microbatch.lot} could not be worked on, and its gradients are gone: it would be released without "
+                "them. Run the model on the batch again, or take the next one."
             )
 
     def _bounded(self, microbatch: Microbatch) -> Release:

@@ -138,15 +138,20 @@ def test_what_does_not_agree_is_told():
 
 def test_what_diverged_is_compared_up_to_there():
     train = {"work": "train", "seed": 0, "settings": {"who": "dpopt/published", "steps": 9}}
-    full = {**train, "curve": [[1, 0.4], [2, 0.6], [3, 0.45], [4, 0.8]]}
-    (line,) = agreement.compare([{**train, "curve": [[1, 0.4], [2, 0.61], [3, 0.9], [4, 0.1]]}], [full])
-    assert line.agrees
-    assert (line.step, line.full) == (2, pytest.approx(50))
-    (line,) = agreement.compare([{**train, "curve": [[1, 0.3], [2, 0.6], [3, 0.45], [4, 0.8]]}], [full])
+
+    def found(quick, full):
+        curves = [[[step, value] for step, value in enumerate(curve)] for curve in (quick, full)]
+        return agreement.compare(*([{**train, "curve": curve}] for curve in curves))
+
+    (line,) = found([0.4, 0.5, 0.61, 0.9, 0.1], [0.4, 0.5, 0.6, 0.45, 0.8])
+    assert (line.step, line.full, line.agrees) == (2, pytest.approx(50), True)
+    (line,) = found([0.4, 0.4, 0.6, 0.45, 0.8], [0.4, 0.5, 0.6, 0.45, 0.8])
     assert not line.agrees
-    steady = {**full, "curve": [[1, 0.4], [2, 0.6], [3, 0.51], [4, 0.8]]}  # swings by less
-    (line,) = agreement.compare([{**steady, "curve": [[1, 0.4], [2, 0.6], [3, 0.51], [4, 0.6]]}], [steady])
+    (line,) = found([0.4, 0.5, 0.6, 0.51, 0.6], [0.4, 0.5, 0.6, 0.51, 0.8])  # swings by less
     assert (line.step, line.agrees) == (4, False)
+    assert found([0.4, 0.3, 0.3], [0.5, 0.3, 0.2]) == []  # at once
+    (line,) = found([0.4, 0.5], [0.4, 0.5])
+    assert line.agrees
 
 
 def test_figures_in_the_findings_are_those_of_the_results():

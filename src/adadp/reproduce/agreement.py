@@ -3,7 +3,7 @@
 Runs of one seed begin alike (weights, DP-PCA, lots), but noise differs between devices, and one accuracy in the first
 steps swings with it. So a run agrees if its mean accuracy over all steps that both know is within `POINTS` points (what
 diverged, below `CHANCE`, counts as that). A run that falls `FALLEN` points below its best diverges, and the last digits
-decide how: it is compared up to there. Costs have to be equal.
+decide how: it is compared up to there, if that is a few steps at least. Costs have to be equal.
 A job that is the same in both (the toys) has to give the same numbers, means over random walks within four standard
 errors.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from adadp.reproduce.item import Record
 
 #: Seen between a CPU and an H200, over 58 runs: up to 1.5, and 0.4 in the middle.
-POINTS, CHANCE, FALLEN = 2.5, 20.0, 10.0
+POINTS, CHANCE, FALLEN, FEW = 2.5, 20.0, 10.0, 3
 _APART = ("stop", "snapshots")
 
 
@@ -73,7 +73,10 @@ def _accuracies(record: Record, full: Sequence[Record]) -> list[Compared]:
     for other in full:
         curve = dict(map(tuple, other["curve"]))
         known = [(step, 100 * value, 100 * curve[step]) for step, value in record["curve"] if step in curve]
-        known = known[: _until_fallen([longer for _, _, longer in known])]
+        steady = _until_fallen([longer for _, _, longer in known])
+        if steady < min(len(known), FEW):  # of a single accuracy in its first steps nothing can be said
+            continue
+        known = known[:steady]
         if known and other["seed"] == record["seed"]:
             quick, longer = (statistics.mean(max(CHANCE, pair[place]) for pair in known) for place in (1, 2))
             made.append(Compared(who, known[-1][0], quick, longer, POINTS))
