@@ -112,8 +112,8 @@ class PrivateStep:
             )
         if microbatch.lot == self._failed and not self.capture.recorded:
             raise TrainingLoopError(
-                f"lot {microbatch.lot} could not be worked on, and its gradients are gone: it would be released without "
-                "them. Run the model on the batch again, or take the next one."
+                f"lot {microbatch.lot} could not be worked on, and its gradients are gone: it would be released "
+                "without them. Run the model on the batch again, or take the next one."
             )
 
     def _bounded(self, microbatch: Microbatch) -> Release:
