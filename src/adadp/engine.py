@@ -34,7 +34,8 @@ _STANDING = (
     "the loss is a {reduction} over examples of terms that each depend on one example, plus terms free of data",
     "row i of what the module is given is example i of the loader's batch, and weights meet data in its calls only",
     "the number of examples and all settings are public: none was chosen by looking at the private data",
-    "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for",
+    "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
+    "computes it, an example's gradient does not depend on the others of its batch",
 )
 
 

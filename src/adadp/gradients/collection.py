@@ -21,7 +21,7 @@ SMALL = 2**14
 def is_small(form: PerExample) -> bool:
     """Whether gradients are so small that a GPU waits for the host: all such are worked on side by side."""
     kind = type(form) is Dense and form.gradients.is_cuda and form.gradients.dtype == torch.float32
-    return kind and form.shape.numel() <= SMALL
+    return kind and form.shape.numel() <= SMALL and form.least is None
 
 
 class _SideBySide:

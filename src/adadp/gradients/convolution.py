@@ -132,9 +132,13 @@ class Convolution(PerExample):
         # On a GPU a kernel measures them without making them, and the ordinary weight gradient sums them.
         return not self.outputs.is_cuda and fits(self.count, self.shape, self.outputs.element_size())
 
+    @property
+    def least(self) -> Tensor:
+        return CANCELLED * self._reach
+
     @cached_property
     def _stored(self) -> Dense:
-        return Dense(self.dense(slice(0, self.count)), CANCELLED * self._reach)
+        return Dense(self.dense(slice(0, self.count)), self.least)
 
     @cached_property
     def _squared_norms(self) -> Tensor:
@@ -143,7 +147,7 @@ class Convolution(PerExample):
         if self.outputs.is_cuda:
             return self._measured(None)
         measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
-        bound = torch.maximum(measured + self._rounding, CANCELLED * self._reach)
+        bound = torch.maximum(measured + self._rounding, self.least)
         return bounded_factors(bound.square(), *self._factor_norms)
 
     def _measured(self, scale: Tensor | None) -> Tensor:
@@ -151,7 +155,7 @@ class Convolution(PerExample):
         squared: Tensor = kernel("convolution_norms", self.outputs)(self.outputs, self.inputs, self.geometry, scale)
         largest = 1.0 if scale is None else scale.abs().amax().double()
         bound = squared.sqrt() * (1 + 2.0**-22) + self._rounding * largest
-        return bounded_factors(torch.maximum(bound, CANCELLED * self._reach * largest).square(), *self._factor_norms)
+        return bounded_factors(torch.maximum(bound, self.least * largest).square(), *self._factor_norms)
 
     @property
     def _rounding(self) -> Tensor:
@@ -206,7 +210,7 @@ class Convolution(PerExample):
         factor = scale.to(self.outputs.dtype)
         if self.outputs.is_cuda:
             return Scaled(self, factor, lambda: self._measured(factor.reshape(self.shape)), self.weighted_sum)
-        least = CANCELLED * self._reach * factor.abs().amax()
+        least = self.times_least(factor.abs().amax())
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape, least)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
@@ -214,7 +218,7 @@ class Convolution(PerExample):
         if self.outputs.is_cuda and scale is not None:
             return self.scaled(scale.reshape(self.shape))
         if self.geometry.groups > 1:
-            kept = self._stored if self._keeps else Recomputed(self.dense, self.count, self.shape)
+            kept = self._stored if self._keeps else Recomputed(self.dense, self.count, self.shape, self.least)
             return kept.sandwiched(left, right)
         # A row of the gradient is a channel of the outputs: there the factor has far less to multiply.
         outputs = left.apply_left(self.outputs.flatten(2)).reshape(self.outputs.shape)
@@ -224,7 +228,8 @@ class Convolution(PerExample):
         # As with what is `Sandwiched`, a sum's rounding errors must stay far below what one example may add.
         if self.outputs.is_cuda and isinstance(right, LowRank) and last_bit(outputs) * right.spread <= MOST_AMPLIFIED:
             return turned.along(right)
-        return Recomputed(lambda e: between(None, turned.dense(e), right, self.shape), self.count, self.shape)
+        least = turned.times_least(right.growth)
+        return Recomputed(lambda e: between(None, turned.dense(e), right, self.shape), self.count, self.shape, least)
 
     def along(self, right: LowRank) -> PerExample:
         """Gradients g R. A product with one of R's directions is one with what a kernel like it sees at each place."""

@@ -48,6 +48,8 @@ class AlongDirections(PerExample):
         squared = rest.square() * self.form.squared_norms() + lengths @ (top.square() - rest.square())
         squared += 2 * rest * wrong * turned.sqrt() + self.factor.skew * turned
         squared = squared.clamp_min(0) * (1 + 16 * last_bit(along.gradients))  # what is summed is rounded at the end
+        least = self.form.times_least(self.factor.growth)
+        squared = squared if least is None else torch.maximum(squared, least.square())
         return torch.where(turned.isfinite() & squared.isfinite(), squared, math.inf)
 
     def squared_norms(self) -> Tensor:

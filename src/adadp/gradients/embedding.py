@@ -152,6 +152,10 @@ class Tied(PerExample):
         self.rows, self.products = rows, Products(products.inputs, products.outputs, products.shape, whole=True)
         self.count, self.shape = rows.count, rows.shape
 
+    @property
+    def least(self) -> Tensor:
+        return CANCELLED * (self.products.reach + norms(self.rows.rows))
+
     @cached_property
     def _squared_norms(self) -> Tensor:
         rows, inputs = self.rows.rows.double(), self.products.inputs.double()
@@ -162,8 +166,7 @@ class Tied(PerExample):
         squared = length.square() + self.products.exact_gram_norms() + 2 * cross
         squared = squared.clamp_min(0) + rows.shape[1] * 2.0**-50 * (length + self.products.reach).square()
         rounding = self.products.rounding() + unit_roundoff(self.products.outputs) * 4 * length
-        least = CANCELLED * (self.products.reach + length)
-        bound = torch.maximum(squared.sqrt() + rounding, least)
+        bound = torch.maximum(squared.sqrt() + rounding, self.least)
         return bounded_factors(bound.square(), *self.products.largest_factors)
 
     def squared_norms(self) -> Tensor:
@@ -179,10 +182,10 @@ class Tied(PerExample):
         return self.squared_norms().isfinite()
 
     def scaled(self, scale: Tensor) -> PerExample:
-        return Recomputed(self.dense, self.count, self.shape).scaled(scale)
+        return Recomputed(self.dense, self.count, self.shape, self.least).scaled(scale)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        return Recomputed(self.dense, self.count, self.shape).sandwiched(left, right)
+        return Recomputed(self.dense, self.count, self.shape, self.least).sandwiched(left, right)
 
 
 def _refuse_options(module: nn.Module, name: str) -> None:

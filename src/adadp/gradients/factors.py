@@ -25,6 +25,11 @@ class Factor(ABC):
     #: eigenvalue; NaN or infinite where F is no good. 1 where F mixes no coordinates: each keeps its relative error.
     spread: float = 1.0
 
+    @property
+    def growth(self) -> float | Tensor:
+        """About how much rounding errors grow in a product with it; what cancels is measured by them."""
+        return 1.0
+
     @abstractmethod
     def apply(self, tensor: Tensor) -> Tensor:
         """`tensor @ F`."""
@@ -94,6 +99,10 @@ class DiagonalFactor(Factor):
 
     values: Tensor
 
+    @property
+    def growth(self) -> Tensor:
+        return self.values.abs().amax()
+
     def apply(self, tensor: Tensor) -> Tensor:
         return tensor * self.values.to(tensor.dtype)
 
@@ -111,6 +120,10 @@ class Full(Factor):
     values: Tensor
     reach: Tensor  # its Frobenius norm, float64
     spread: float
+
+    @property
+    def growth(self) -> Tensor:
+        return self.reach / math.sqrt(len(self.values))
 
     def apply(self, tensor: Tensor) -> Tensor:
         return tensor @ self.values.to(tensor.dtype)
@@ -138,6 +151,10 @@ class LowRank(Factor):
     rest: Tensor
     skew: Tensor  # how far U^T U is from the identity (Frobenius, float64): a basis is orthonormal up to rounding
     spread: float
+
+    @property
+    def growth(self) -> Tensor:
+        return torch.maximum(self.top.amax(), self.rest) * (1 + self.skew)
 
     def apply(self, tensor: Tensor) -> Tensor:
         basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)

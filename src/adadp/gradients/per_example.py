@@ -54,6 +54,16 @@ class PerExample(ABC):
         """What `squared_norms` can be had from, with those of other forms at once; on a CPU in float32 alone."""
         return None
 
+    @property
+    def least(self) -> Tensor | None:
+        """What no example counts for less than, [n], where its terms may cancel (`reference.CANCELLED`)."""
+        return None
+
+    def times_least(self, *factors: float | Tensor) -> Tensor | None:
+        """The same of gradients multiplied by what is no larger than these."""
+        least = self.least
+        return None if least is None else math.prod(factors, start=least)  # type: ignore[return-value]
+
     @abstractmethod
     def squared_norms(self) -> Tensor:
         """Upper bounds on the squared L2 norm of what each example adds to `weighted_sum` at weight 1; [n]."""
@@ -196,16 +206,17 @@ def _gram(matrices: Tensor) -> Tensor:
 
 
 class Dense(PerExample):
-    """Stored gradients: small parameters (biases, norms) and whatever has no better form.
-
-    None counts for less than its `least` [n], where that is given (`reference.CANCELLED`).
-    """
+    """Stored gradients: small parameters (biases, norms) and whatever has no better form."""
 
     def __init__(self, gradients: Tensor, least: Tensor | None = None) -> None:
         self.gradients = gradients.to(accumulation_dtype(gradients.dtype))
         self.count = len(gradients)
         self.shape = gradients.shape[1:]
         self._least = least
+
+    @property
+    def least(self) -> Tensor | None:
+        return self._least
 
     @cached_property
     def norms(self) -> Tensor:
@@ -233,20 +244,25 @@ class Dense(PerExample):
         return self.gradients[examples]
 
     def scaled(self, scale: Tensor) -> Dense:
-        return Dense(self.gradients * scale.to(self.gradients.dtype))
+        return Dense(self.gradients * scale.to(self.gradients.dtype), self.times_least(scale.abs().amax()))
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
         # On the left at once: those products are then what is summed, and no rounding stands between.
         turned = left.apply_left(self.gradients.reshape(self.count, *self.matrix))
-        return Dense(turned.reshape(self.gradients.shape)).times(right)
+        return Dense(turned.reshape(self.gradients.shape), self.times_least(left.growth)).times(right)
 
     def times(self, right: Factor) -> PerExample:
         """Gradients g R of a parameter seen as a matrix."""
-        amplified = amplification(self.gradients, right)
+        amplified, least = amplification(self.gradients, right), self.times_least(right.growth)
         if not (right.low_rank and amplified <= MOST_AMPLIFIED):
-            return Dense(between(None, self.gradients, right, self.shape))
+            return Dense(between(None, self.gradients, right, self.shape), least)
         matrices = self.gradients.reshape(self.count, *self.matrix)
-        return Sandwiched(self, None, right, lambda: right.norms(matrices, self.norms) * (1 + 4 * amplified))
+
+        def measure() -> Tensor:
+            measured = right.norms(matrices, self.norms) * (1 + 4 * amplified)
+            return measured if least is None else torch.maximum(measured, least)
+
+        return Sandwiched(self, None, right, measure)
 
 
 # Where a sum is multiplied by L and R instead of each example, so are the rounding errors of that sum, made while it
@@ -346,13 +362,17 @@ class Scaled(PerExample):
 class Recomputed(PerExample):
     """Gradients that are made anew, a chunk of examples at a time, whenever they are needed: too many to store.
 
-    Norms and sums are taken of the same numbers, so no rounding stands between them. For `least` see `Dense`.
+    Norms and sums are taken of the same numbers, so no rounding stands between them.
     """
 
     def __init__(
         self, make: Callable[[slice], Tensor], count: int, shape: Sequence[int], least: Tensor | None = None
     ) -> None:
         self._make, self.count, self.shape, self._least = make, count, torch.Size(shape), least
+
+    @property
+    def least(self) -> Tensor | None:
+        return self._least
 
     @cached_property
     def _squared_norms(self) -> Tensor:
@@ -372,10 +392,12 @@ class Recomputed(PerExample):
         return self._make(examples)
 
     def scaled(self, scale: Tensor) -> Recomputed:
-        return Recomputed(lambda e: Dense(self._make(e)).scaled(scale).gradients, self.count, self.shape)
+        least = self.times_least(scale.abs().amax())
+        return Recomputed(lambda e: Dense(self._make(e)).scaled(scale).gradients, self.count, self.shape, least)
 
     def sandwiched(self, left: Factor, right: Factor) -> Recomputed:
-        return Recomputed(lambda e: between(left, self._make(e), right, self.shape), self.count, self.shape)
+        least = self.times_least(left.growth, right.growth)
+        return Recomputed(lambda e: between(left, self._make(e), right, self.shape), self.count, self.shape, least)
 
 
 _PUBLIC_COUNT: ContextVar[int | None] = ContextVar("public count", default=None)
@@ -426,4 +448,5 @@ def merged(parts: Sequence[PerExample]) -> PerExample:
     def total(examples: slice) -> Tensor:
         return sum_tensors(part.dense(examples) for part in parts)
 
-    return stored_or_recomputed(total, parts[0].count, parts[0].shape)
+    known = [part.least for part in parts if part.least is not None]
+    return stored_or_recomputed(total, parts[0].count, parts[0].shape, sum_tensors(known) if known else None)

@@ -123,6 +123,10 @@ class Products(PerExample):
     def _cut(self) -> HalvedProducts:
         return HalvedProducts(self.outputs, self.inputs, self._whole_lengths, self.shape)
 
+    @property
+    def least(self) -> Tensor | None:
+        return CANCELLED * self.reach if self.tokens > 1 else None
+
     @cached_property
     def _squared_norms(self) -> Tensor:
         if self._way == "vectors":
@@ -272,7 +276,7 @@ class Products(PerExample):
             return self._halved.scaled(factor)
         if self.outputs.is_cuda:
             return Scaled(self, factor, lambda: self._scaled_norms(factor), self._weighted_product)
-        least = CANCELLED * self.reach * factor.abs().amax()
+        least = self.times_least(factor.abs().amax())
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape, least)
 
     def _scaled_norms(self, scale: Tensor) -> Tensor:
@@ -347,8 +351,11 @@ class Products(PerExample):
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
         sides = self.rows + self.columns
         of_tokens = self.tokens * (self.rows**2 + self.columns**2 + self.tokens * sides)
-        if of_tokens < self.rows * self.columns * (self.tokens + sides):
-            # sum_n B^T A A^T B: where tokens are few, their inner products are less than the gradients.
+        if inputs.numel() and outputs.numel() and of_tokens < self.rows * self.columns * (self.tokens + sides):
+            # sum_n B^T A A^T B: where tokens are few, their inner products are less than the gradients. Both sides are
+            # made alike in size first: squares of one of them could overflow where the gradients do not.
+            balance = (outputs.abs().amax() / inputs.abs().amax()).sqrt().nan_to_num(1.0).clamp(1e-15, 1e15)
+            inputs, outputs = inputs * balance, outputs / balance
             by_row = outputs.flatten(0, 1).T @ (inputs @ inputs.mT @ outputs).flatten(0, 1)
             return by_row, inputs.flatten(0, 1).T @ (outputs @ outputs.mT @ inputs).flatten(0, 1)
         step = max(1, moments_room(outputs) // max(1, 4 * self.rows * self.columns))

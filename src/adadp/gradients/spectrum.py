@@ -120,7 +120,7 @@ def _spectra_alike(given: Sequence[Moments], damping: float, rank: int | None) -
     else:
         values = _cleaned(torch.stack([moments.values for moments in given]))
         if like.ndim > 1:
-            values, basis = torch.linalg.eigh(values)
+            values, basis = (part.to(like.dtype) for part in torch.linalg.eigh(values.double()))  # which finds an end
         values = values.clamp_min(0)
     # Estimates less their noise need not be positive: the mean is that of what is left of them.
     total = values.sum(1) + (0 if rest is None else rest * (size - directions))
