@@ -40,7 +40,7 @@ def answers(given: Gradients, left_out: str | None) -> dict[str, dict[str, Tenso
     squares = {name: given.forms[name].square_sum(given.finite()) for name in bounds}
     return {
         "norms": {"": given.norms()}, "finite": {"": given.finite()}, "sums": given.weighted_sums(weights),
-        "clamped": {name: clamped[name] for name in bounds}, "squares": squares,
+        "clamped": clamped, "squares": squares,
     }  # fmt: skip
 
 

@@ -123,7 +123,8 @@ class Gradients:
         with exact_arithmetic():
             sums = {n: f.clamped_sum(bounds[n], self.scale, keep, moments) for n, f in bounded.items()}
             if small is not None:
-                sums |= small.apart(small.form.clamped_sum(small.joined(bounds), self.scale, keep, moments))
+                found = small.apart(small.form.clamped_sum(small.joined(bounds), self.scale, keep, moments))
+                sums |= {name: value for name, value in found.items() if name in bounds}
                 if moments:
                     self.bring_squares()
         return sums
