@@ -19,11 +19,12 @@ from adadp.accounting.events import PoissonGaussian
 from adadp.algorithms.dpopt import OptimisedNoise
 from adadp.clipping import Grouped, PerLayer
 from adadp.gradients.factors import LowRank
-from adadp.gradients.spectrum import Spectrum, rounded_up
+from adadp.gradients.spectrum import rounded_up
 from adadp.graphs import _CannotBeReplayedError, _State, _walk
 from adadp.noise import Randomness
 from adadp.sampling import FixedSize, Poisson, PrivateLoader
 from adadp.sources import Paid, Released, Source
+from tests.gradients.reference import spectrum_of
 
 CLIPPINGS: dict[str, Callable[[], Clipping]] = {
     "flat": lambda: Flat(0.5),
@@ -354,7 +355,7 @@ def _wider(shape: Kronecker) -> None:
 
 def _other_rank(shape: Kronecker) -> None:
     name = next(iter(shape._rows))
-    shape._rows[name] = Spectrum(torch.eye(len(shape._rows[name].values) + 1), 0.1, None)
+    shape._rows[name] = spectrum_of(torch.eye(len(shape._rows[name].values) + 1), 0.1, None)
 
 
 def _swapped(shape: Kronecker) -> None:

@@ -17,8 +17,9 @@ from adadp.errors import ConfigurationError
 from adadp.gradients.factors import LowRank
 from adadp.gradients.per_example import Dense
 from adadp.gradients.products import Products
-from adadp.gradients.spectrum import Spectrum, _by_cholesky
+from adadp.gradients.spectrum import _by_cholesky
 from adadp.shape import Shape, Statistics
+from tests.gradients.reference import power_of, spectrum_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -49,13 +50,13 @@ def learnt(shape: Shape, size: tuple[int, ...]) -> Shape:
 
 def test_spectra_have_mean_one_and_are_damped() -> None:
     for matrix in (moments(7), moments(7).diagonal()):
-        spectrum = Spectrum(100 * matrix, 0.1, None)
+        spectrum = spectrum_of(100 * matrix, 0.1, None)
         assert float(spectrum.values.mean()) == pytest.approx(1.1)
         assert float(spectrum.values.min()) >= 0.1
-    low = Spectrum(100 * moments(7), 0.1, 2)
+    low = spectrum_of(100 * moments(7), 0.1, 2)
     assert float((low.values.sum() + 5 * low.rest) / 7) == pytest.approx(1.1)
-    assert Spectrum(torch.zeros(3, 3), 0.1, None).values.tolist() == pytest.approx([0.1] * 3)
-    assert (Spectrum(-moments(3), 0.1, None).values > 0).all()
+    assert spectrum_of(torch.zeros(3, 3), 0.1, None).values.tolist() == pytest.approx([0.1] * 3)
+    assert (spectrum_of(-moments(3), 0.1, None).values > 0).all()
 
 
 def test_low_rank_is_the_full_factor_where_the_rest_is_alike() -> None:
@@ -63,11 +64,11 @@ def test_low_rank_is_the_full_factor_where_the_rest_is_alike() -> None:
     matrix = basis @ torch.diag(torch.tensor([50.0, 20.0] + [1.0] * 6, dtype=torch.float64)) @ basis.T
     spectrum = None
     for _ in range(4):  # it goes on from where it last ended
-        spectrum = Spectrum(matrix, 0.1, 2, spectrum)
-    full = Spectrum(matrix, 0.1, None).power(-0.25)
-    vectors = normal(3, 8)
-    torch.testing.assert_close(spectrum.power(-0.25).apply(vectors), full.apply(vectors), rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(spectrum.power(-0.25).matrix(8, vectors), full.matrix(8, vectors), rtol=1e-6, atol=1e-8)
+        spectrum = spectrum_of(matrix, 0.1, 2, spectrum)
+    full = power_of(spectrum_of(matrix, 0.1, None), -0.25)
+    vectors, low = normal(3, 8), power_of(spectrum, -0.25)
+    torch.testing.assert_close(low.apply(vectors), full.apply(vectors), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(low.matrix(8, vectors), full.matrix(8, vectors), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("size", [(5, 7), (5,), (), (4, 3, 2, 2)])
@@ -155,7 +156,7 @@ def test_vectors_that_are_not_finite_are_no_directions() -> None:
     vectors = normal(5, 20)
     vectors[2, 3] = math.nan
     vectors[1, 1] = math.inf
-    power = Spectrum(vectors, 0.1, 2, thin=True).power(-0.5)
+    power = power_of(spectrum_of(vectors, 0.1, 2, thin=True), -0.5)
     assert power.apply(normal(3, 20)).isfinite().all()
 
 
@@ -336,8 +337,8 @@ def test_a_gpus_way_finds_the_same_directions(count: int, thin: bool, monkeypatc
     def learnt() -> LowRank:
         spectrum = None
         for _ in range(3):
-            spectrum = Spectrum(given, 0.1, 16, spectrum, thin=thin)
-        factor = spectrum.power(-0.25)
+            spectrum = spectrum_of(given, 0.1, 16, spectrum, thin=thin)
+        factor = power_of(spectrum, -0.25)
         assert isinstance(factor, LowRank)
         return factor
 

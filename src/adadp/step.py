@@ -17,8 +17,8 @@ from adadp.clipping import Clipping, Release
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
 from adadp.gradients.arithmetic import exact_arithmetic, refuse_unbounded_precision
-from adadp.gradients.capture import backward_pass
 from adadp.gradients.per_example import PerExample, planned_for
+from adadp.gradients.tap import backward_pass
 from adadp.noise import Randomness
 from adadp.sampling import Microbatch
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from adadp.gradients.capture import Capture
 from adadp.gradients.factors import Factor, Full
 from adadp.gradients.per_example import PerExample
+from adadp.gradients.spectrum import Moments, Spectrum, powers, spectra
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -162,3 +163,15 @@ def arbitrary(data: st.DataObject, *shape: int) -> Tensor:
     """Values of float32 of any size below 2^60, as hypothesis chooses them."""
     value, number = st.floats(-(2.0**60), 2.0**60, width=32), math.prod(shape)
     return torch.tensor(data.draw(st.lists(value, min_size=number, max_size=number))).view(shape)
+
+
+def spectrum_of(
+    moments: Tensor, damping: float, rank: int | None, previous: Spectrum | None = None, *, thin: bool = False
+) -> Spectrum:
+    """The spectrum of moments that are learnt alone."""
+    return spectra([Moments(moments, thin, None if previous is None else previous.basis)], damping, rank)[0]
+
+
+def power_of(spectrum: Spectrum, exponent: float) -> Factor:
+    """Its power, made alone."""
+    return powers([(spectrum, exponent)])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -115,6 +116,21 @@ def test_places_that_cancel(seed: int) -> None:
     inputs = form.inputs / scale.sqrt()
     inputs[..., 1::2] = inputs[..., ::2]
     assert_bounds(turned(Convolution(inputs, outputs, form.geometry), factor(form.matrix[1], top=(0.05, 2.0, 0.3))))
+
+
+@pytest.mark.parametrize("on_left", [False, True])
+@pytest.mark.parametrize("top", [(0.01, 0.02), (3.0, 0.5)])
+def test_what_is_made_may_be_wrong_by_what_it_says(top: tuple[float, ...], on_left: bool) -> None:
+    """In the direction in which that adds most to what is left of a gradient that lies in the directions."""
+    right = factor(12, top=top)
+    gradients = right.basis[:, :1].T.expand(2, 3, 12).clone()
+    gradients = gradients.mT.contiguous() if on_left else gradients
+    exact = right.basis.T @ gradients if on_left else gradients @ right.basis
+    sign = torch.sign(right.top - right.rest)
+    for off in (0.0, 0.05, 0.4, -0.05, -0.4):
+        moved = exact * (1 + off * (sign[:, None] if on_left else sign))
+        found = moved, (moved - exact).double().flatten(1).norm(dim=1)
+        assert_bounds(AlongDirections(Dense(gradients), right, partial(tuple, found), on_left=on_left))
 
 
 def test_what_comes_after() -> None:

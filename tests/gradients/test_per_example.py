@@ -18,9 +18,8 @@ from adadp.gradients.factors import Factor, LowRank
 from adadp.gradients.kernels.reference import CANCELLED
 from adadp.gradients.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
 from adadp.gradients.products import Bias, Products
-from adadp.gradients.spectrum import Spectrum
 from adadp.shape import Kronecker
-from tests.gradients.reference import arbitrary, assert_forms, matrix_factor
+from tests.gradients.reference import arbitrary, assert_forms, matrix_factor, power_of, spectrum_of
 
 WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take
     "stored": (16, 8, 8, None),
@@ -312,7 +311,7 @@ def test_a_huge_factor_of_a_zero_gradient_poisons_nobody(tokens: int) -> None:
 def low_rank(columns: int, rank: int) -> Factor:
     """A low-rank factor with axes of very different lengths, as the exponent -1/4 of steep moments gives them."""
     spread = torch.randn(columns, columns) * torch.logspace(2, -2, columns)
-    return Spectrum(spread.T @ spread, 1e-3, rank).power(-0.25)
+    return power_of(spectrum_of(spread.T @ spread, 1e-3, rank), -0.25)
 
 
 def exact_norms(tensor: Tensor, factor: Factor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Grouped, Kronecker, Local, PerLayer
+from adadp.gradients.spectrum import powers
 from adadp.shape import THIN, Shape
 from soundness.stand import CLIPPINGS, WORLDS, Stand, losses
 
@@ -49,7 +50,7 @@ def _mean(values: Tensor) -> Tensor:
 def factor(shape: Kronecker, name: str, side: str, moments: Tensor) -> Tensor:
     spectrum = (shape._rows if side == "rows" else shape._columns)[name]
     if spectrum.rest is not None:  # low rank: which directions is another test; here it is what is done with them
-        return spectrum.power(-shape.before).matrix(len(moments), moments)
+        return powers([(spectrum, -shape.before)])[0].matrix(len(moments), moments)
     return powered(moments, shape.damping, -shape.before)
 
 

@@ -1,7 +1,7 @@
 """Seeing what each layer received and what came back to it, in one ordinary backward pass.
 
 Hooks replace a layer's parameters by detached aliases while it runs, so autograd computes the layer's input gradient
-and *not* its weight gradient, and thread its output through a `_Tap`. When the backward pass reaches the tap, the
+and *not* its weight gradient, and thread its output through a `Tap`. When the backward pass reaches the tap, the
 layer's input and its output gradient are both at hand: they are all that per-example gradients are made of.
 
 What must not happen is that a parameter receives an ordinary gradient, summed over examples that nobody clipped. So
@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
@@ -30,69 +29,8 @@ from adadp.gradients.arithmetic import exact_arithmetic
 from adadp.gradients.fallback import ThroughFunc
 from adadp.gradients.layer import Layer, known_layer
 from adadp.gradients.per_example import PerExample, merged
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of one layer, as its tap remembers it."""
-
-    capture: Capture
-    layer: Layer
-    module: nn.Module
-    names: Mapping[str, str]  # the module's own name of each trainable parameter it used -> its name in the tree
-    context: Any
-    tag: object  # which microbatch was being worked on
-    staged: list[_Record]
-    recomputed: bool  # made while a backward pass was running
-
-
-class _Record:
-    """A call that a backward pass came through: what came, or what was made of it at once."""
-
-    def __init__(self, call: _Call, saved: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
-        self.call = call
-        self.backward = backward_pass()  # torch's number of that pass
-        self._parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = (saved, gradients)
-        self._forms: Mapping[str, PerExample] = {}
-        if call.capture.complete(call) and (bounded := call.capture.bounded(self)) is not None:
-            self._forms, self._parts = bounded, None
-        elif call.layer.small:
-            with exact_arithmetic():
-                self._forms, self._parts = self.forms(), None
-
-    def forms(self) -> Mapping[str, PerExample]:
-        """The per-example gradients, by the module's own names; made in `exact_arithmetic`."""
-        if self._parts is None:
-            return self._forms
-        call, (saved, gradients) = self.call, self._parts
-        return call.layer.per_example(call.module, call.context, saved, gradients, call.names.keys())
-
-
-def backward_pass() -> int:
-    """The number of the backward pass that is running, -1 where none is."""
-    return torch._C._current_graph_task_id()
-
-
-class _Tap(torch.autograd.Function):
-    """The identity, in place, that keeps a layer's inputs and hands on its output gradients.
-
-    The inputs go through `save_for_backward`, so non-reentrant checkpointing drops and recomputes them like any
-    other saved tensor. `anchor` is a leaf that makes the graph exist where neither input nor (detached) weights require
-    a gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: _Call, outputs: int, *tensors: Tensor) -> Any:
-        ctx.call, ctx.rest = call, len(tensors) - outputs
-        ctx.mark_dirty(*tensors[:outputs])
-        ctx.save_for_backward(*tensors[outputs:])
-        return tensors[:outputs]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.call.staged.append(_Record(ctx.call, ctx.saved_tensors, gradients))
-        return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
+from adadp.gradients.slot import Slot
+from adadp.gradients.tap import Call, Record, Tap, backward_pass
 
 
 @dataclass
@@ -107,38 +45,6 @@ class FirstCall(Protocol):
     """Called with a module's arguments before it runs, outermost modules only."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None: ...
-
-
-class _Slot:
-    """Where one parameter hangs in one module, and what stands in for it while modules run."""
-
-    def __init__(self, module: nn.Module, attribute: str, parameter: nn.Parameter, name: str) -> None:
-        self.module, self.attribute, self.parameter, self.name = module, attribute, parameter, name
-        self._renew()
-
-    def _renew(self) -> None:
-        self.alias = self.parameter.detach()
-        self.sentinel = self.parameter.detach().requires_grad_(self.parameter.requires_grad)
-
-    def guard(self) -> None:
-        """Put the sentinel in the parameter's place."""
-        if self.alias.data_ptr() != self.parameter.data_ptr() or self.alias.dtype != self.parameter.dtype:
-            self._renew()  # the module was moved or cast since
-        self.sentinel.requires_grad_(self.parameter.requires_grad)
-        self._place(self.sentinel)
-
-    def lend(self) -> None:
-        """Put the detached alias in the parameter's place, for the layer that answers for it."""
-        self._place(self.alias)
-
-    def restore(self) -> None:
-        """Put the parameter back."""
-        self._place(self.parameter)
-
-    def _place(self, tensor: Tensor) -> None:
-        self.module._parameters[self.attribute] = tensor  # type: ignore[assignment]
-        if isinstance(self.module, nn.RNNBase):  # which computes with a list of its own
-            self.module._flat_weights[self.module._flat_weights_names.index(self.attribute)] = tensor
 
 
 class Capture:
@@ -164,18 +70,18 @@ class Capture:
         self._module_names = {id(part): name for name, part in module.named_modules()}
         first_names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._slots = [
-            _Slot(owner, attribute, parameter, first_names[id(parameter)])
+            Slot(owner, attribute, parameter, first_names[id(parameter)])
             for owner in module.modules()
             for attribute, parameter in owner._parameters.items()
             if parameter is not None
         ]
         self._layers: dict[int, Layer] = {}
-        self._slots_of: dict[int, dict[str, _Slot]] = {}  # of a watched module: its own names -> slots
+        self._slots_of: dict[int, dict[str, Slot]] = {}  # of a watched module: its own names -> slots
         self._running: list[bool] = []
         self._anchor = torch.zeros((), requires_grad=True)
         self._uses: Counter[str] = Counter()  # calls that used a parameter, by its name, for this microbatch
-        self._staged: list[_Record] = []
-        self._records: list[_Record] = []
+        self._staged: list[Record] = []
+        self._records: list[Record] = []
         self._observed: Observed | None = None
         self._asleep = threading.local()  # a thread's own: others may run the model meanwhile
         self._handles: list[Any] = []
@@ -187,7 +93,7 @@ class Capture:
         unknown = through_func - set(self._module_names.values())
         if unknown:
             raise UnsupportedModuleError(f"through_func names no module of this model: {sorted(unknown)}")
-        slots: dict[int, dict[str, _Slot]] = {}
+        slots: dict[int, dict[str, Slot]] = {}
         for slot in self._slots:
             slots.setdefault(id(slot.module), {})[slot.attribute] = slot
         answered: set[int] = set()  # below an atomic layer: never called through their hooks
@@ -298,7 +204,7 @@ class Capture:
             slot.guard()
         # `backward()` accumulates into the anchor, `torch.autograd.grad` does not: only the former commits what
         # the taps have staged, so that gradients taken for another purpose leave nothing behind.
-        staged: list[_Record] = []
+        staged: list[Record] = []
         self._staged = staged
         self._anchor = torch.zeros((), requires_grad=True)
         records = self._records
@@ -332,7 +238,7 @@ class Capture:
         if self._observed is not None and saved:
             self._observed.inputs.append((self.module_name(module), saved[0].detach(), outputs[0].detach()))
         recomputed = backward_pass() != -1
-        call = _Call(self, layer, module, names, context, self.tag, self._staged, recomputed)
+        call = Call(self, layer, module, names, context, self.tag, self._staged, recomputed)
         if self._observed is None and not recomputed:
             self._uses.update(names.values())
         kept = [tensor.detach() for tensor in saved]
@@ -343,7 +249,7 @@ class Capture:
             else output
             for place, output in enumerate(outputs)
         ]
-        return tuple(_Tap.apply(self._anchor, call, len(own), *own, *kept))  # type: ignore[no-untyped-call]
+        return tuple(Tap.apply(self._anchor, call, len(own), *own, *kept))  # type: ignore[no-untyped-call]
 
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
         """The value of a module's parameter, cut off from the graph."""
@@ -356,7 +262,7 @@ class Capture:
 
     # ---- while the backward pass runs --------------------------------------------------------------------------
 
-    def complete(self, call: _Call) -> bool:
+    def complete(self, call: Call) -> bool:
         """Whether nothing else will come to the parameters of a call, so that they can be bounded at once.
 
         If something does come, with a second backward pass, it is refused (`Clamped.joined`).
@@ -364,7 +270,7 @@ class Capture:
         known = self.bound_early is not None and call.tag is self.tag and not call.recomputed
         return known and all(self._uses[name] == 1 for name in call.names.values())
 
-    def bounded(self, record: _Record) -> dict[str, PerExample] | None:
+    def bounded(self, record: Record) -> dict[str, PerExample] | None:
         """What is needed of a complete call's gradients, by the module's own names.
 
         None where they are not this microbatch's, or cannot be made: if they are meant for the step, `take` says why.
@@ -427,7 +333,7 @@ class Capture:
         with self._sleeping(), exact_arithmetic():
             return self._forms(records, count)
 
-    def _forms(self, records: Sequence[_Record], count: int) -> dict[str, PerExample]:
+    def _forms(self, records: Sequence[Record], count: int) -> dict[str, PerExample]:
         parts: dict[str, list[PerExample]] = {}
         for record in records:
             call = record.call
@@ -437,7 +343,7 @@ class Capture:
                 parts.setdefault(call.names[own], []).append(form)
         return {name: merged(forms) for name, forms in parts.items()}
 
-    def _refuse_count(self, call: _Call, form: PerExample, count: int) -> None:
+    def _refuse_count(self, call: Call, form: PerExample, count: int) -> None:
         if form.count != count:
             raise UnsupportedModuleError(
                 f"{self.module_name(call.module)}: its input holds {form.count} examples where the microbatch has "
@@ -457,7 +363,7 @@ class Capture:
                     "in through_func=[...] ('' for the whole model)."
                 )
 
-    def _refuse_misplaced(self, call: _Call) -> None:
+    def _refuse_misplaced(self, call: Call) -> None:
         if call.recomputed:
             raise TrainingLoopError(
                 f"{self.module_name(call.module)} ran again inside the backward pass: reentrant checkpointing "

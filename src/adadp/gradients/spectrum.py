@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Moments(NamedTuple):
     start: Tensor | None = None  # the directions that were largest when these moments were last learnt
 
 
+@dataclass(eq=False)
 class Spectrum:
     """Eigenvalues and directions of second moments, scaled to mean eigenvalue 1 and damped.
 
@@ -38,24 +40,6 @@ class Spectrum:
     basis: Tensor | None
     rest: Tensor | None
     skew: Tensor
-
-    def __init__(
-        self, moments: Tensor, damping: float, rank: int | None, previous: Spectrum | None = None, *, thin: bool = False
-    ) -> None:
-        start = None if previous is None else previous.basis
-        (alone,) = spectra([Moments(moments, thin, start)], damping, rank)
-        vars(self).update(vars(alone))
-
-    @classmethod
-    def of(cls, values: Tensor, basis: Tensor | None, rest: Tensor | None, skew: Tensor) -> Spectrum:
-        """One whose numbers are known."""
-        made = cls.__new__(cls)
-        made.values, made.basis, made.rest, made.skew = values, basis, rest, skew
-        return made
-
-    def power(self, exponent: float) -> Factor:
-        """The moments (scaled, damped) raised to `exponent`."""
-        return powers([(self, exponent)])[0]
 
 
 def spectra(given: Sequence[Moments], damping: float, rank: int | None) -> list[Spectrum]:
@@ -131,7 +115,7 @@ def _spectra_alike(given: Sequence[Moments], damping: float, rank: int | None) -
         [None] * len(given) if rest is None else _apart(rest / mean + damping),
         _apart(skew),
     )
-    return [Spectrum.of(*one) for one in zip(*fields, strict=True)]
+    return [Spectrum(*one) for one in zip(*fields, strict=True)]
 
 
 def _cleaned(moments: Tensor, most: float = 1e15) -> Tensor:
