@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
 from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import PrivateLoader
+from adadp.loader import PrivateLoader
 
 Private = tuple[PrivacyEngine, nn.Module, PrivateOptimizer, PrivateLoader]
 cross_entropy = nn.CrossEntropyLoss()

@@ -22,7 +22,7 @@ from adadp.gradients import collection
 from adadp.gradients.clamped import Clamped
 from adadp.gradients.per_example import Dense
 from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import PrivateLoader
+from adadp.loader import PrivateLoader
 from adadp.sources import Paid, Probe, Raw, Released
 from adadp.step import _Early
 

@@ -22,7 +22,8 @@ from adadp.gradients.factors import LowRank
 from adadp.gradients.spectrum import rounded_up
 from adadp.graphs import _CannotBeReplayedError, _State, _walk
 from adadp.noise import Randomness
-from adadp.sampling import FixedSize, Poisson, PrivateLoader
+from adadp.loader import PrivateLoader
+from adadp.sampling import FixedSize, Poisson
 from adadp.sources import Paid, Released, Source
 from tests.gradients.reference import spectrum_of
 

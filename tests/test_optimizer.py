@@ -62,9 +62,7 @@ def test_a_bound_that_is_lowered_within_a_lot_is_refused() -> None:
     clipping.max_grad_norm = 0.1
     with pytest.raises(TrainingLoopError, match="within a lot"):
         step(model, optimizer, next(batches))
-    while not loader.current.last:
-        next(batches)
-    for batch in batches:  # between lots it may change
+    for batch in loader:  # between lots it may change
         step(model, optimizer, batch)
         if loader.current.last:
             clipping.max_grad_norm *= 0.5
@@ -76,16 +74,50 @@ def test_a_regulariser_on_the_weights_is_added_as_it_is(scale: float) -> None:
     found = []
     for strength in (0.0, 0.7):
         engine = PrivacyEngine(seed=2)
-        _, model, optimizer, loader = private(engine=engine, loss_scale=scale)
+        _, model, optimizer, loader = private(
+            engine=engine,
+            loss_scale=scale,
+            penalty=lambda net, by=strength: (
+                by * (sum(p.square().sum() for p in net.parameters()) + net[0].weight.abs().sum())
+            ),
+        )
         inputs, targets = next(iter(loader))
         optimizer.zero_grad()
-        penalty = sum(p.square().sum() for p in model.parameters()) + model[0].weight.abs().sum()
-        (scale * (cross_entropy(model(inputs), targets) + strength * penalty)).backward()
+        (scale * cross_entropy(model(inputs), targets)).backward()
         optimizer.step()
+        assert "penalty= is a function of the weights alone" in str(engine.guarantee(1e-5))
         found.append(released(model))
     plain = mlp()
     (0.7 * (sum(p.square().sum() for p in plain.parameters()) + plain[0].weight.abs().sum())).backward()
     torch.testing.assert_close(found[1] - found[0], released(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_a_penalty_is_added_once_for_each_lot_however_many_parts_it_has() -> None:
+    found = []
+    for size in (None, 2):
+        _, model, optimizer, loader = private(
+            engine=PrivacyEngine(seed=2),
+            lr=0.0,
+            sampling="fixed",
+            max_physical_batch_size=size,
+            penalty=lambda net: 100 * net[0].weight.square().sum(),
+        )
+        for batch in loader:
+            step(model, optimizer, batch)
+            if optimizer.stepped:
+                break
+        found.append(released(model))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_a_term_on_the_weights_that_was_not_declared_is_refused() -> None:
+    _, model, optimizer, loader = private()
+    before = weights(model)
+    inputs, targets = next(iter(loader))
+    (cross_entropy(model(inputs), targets) + model[0].weight.square().sum()).backward()
+    with pytest.raises(TrainingLoopError, match="penalty="):
+        optimizer.step()
+    assert torch.equal(before, weights(model))
 
 
 def test_parameters_that_were_not_used_get_noise_too() -> None:
@@ -240,9 +272,12 @@ def test_accumulating_over_lots_is_refused() -> None:
     _, model, optimizer, loader = private()
     before = weights(model)
     batches = iter(loader)
-    for _ in range(2):
-        inputs, targets = next(batches)
-        cross_entropy(model(inputs), targets).backward()
+    inputs, targets = next(batches)
+    cross_entropy(model(inputs), targets).backward()
+    with pytest.raises(TrainingLoopError, match="not called for it"):
+        next(batches)
+    inputs, targets = next(iter(loader))  # a new iteration: the lot before was left
+    cross_entropy(model(inputs), targets).backward()
     with pytest.raises(TrainingLoopError, match="earlier lot or microbatch"):
         optimizer.step()
     assert torch.equal(before, weights(model))
@@ -251,34 +286,40 @@ def test_accumulating_over_lots_is_refused() -> None:
 def test_a_lot_that_lost_a_part_is_not_released() -> None:
     engine, model, optimizer, loader = private(max_physical_batch_size=2, sampling="fixed")
     before = weights(model)
-    for batch in loader:
-        if loader.current.lot > 0:
-            break
-        if loader.current.index == 1:
-            continue  # forgotten, or skipped because of what is in it
-        if loader.current.index == 2:
-            with pytest.raises(TrainingLoopError, match="came where 1 was due"):
-                step(model, optimizer, batch)
-        else:
-            step(model, optimizer, batch)
+    batches = iter(loader)
+    step(model, optimizer, next(batches))
+    next(batches)  # forgotten, or skipped because of what is in it
+    for _ in range(3):
+        with pytest.raises(TrainingLoopError, match="not called for it"):
+            next(batches)
     assert torch.equal(before, weights(model))
     assert dict(engine._open().composition()) == {}
+    assert engine.guarantee(1e-5).epsilon is None
 
 
 def test_a_part_that_fails_takes_its_lot_along() -> None:
     engine, model, optimizer, loader = private(max_physical_batch_size=2, sampling="fixed")
-    failures = 0
-    for inputs, targets in loader:
-        now = loader.current
-        try:
-            if now.lot == 0 and now.index == 0:
-                step(model, optimizer, (inputs[:1], targets[:1]))  # a loop that drops an example it does not like
-            else:
-                step(model, optimizer, (inputs, targets))
-        except PrivacyError:
-            failures += 1
-    assert failures == 3
-    assert sum(dict(engine._open().composition()).values()) == 3  # of four lots
+    batches = iter(loader)
+    step(model, optimizer, next(batches))
+    inputs, targets = next(batches)
+    for _ in range(2):
+        with pytest.raises(PrivacyError):
+            step(model, optimizer, (inputs[:1], targets[:1]))  # a loop that drops an example it does not like
+    with pytest.raises(TrainingLoopError, match="came where 0 was due"):
+        step(model, optimizer, (inputs, targets))  # the part before is gone
+    with pytest.raises(TrainingLoopError, match="not called for it"):
+        next(batches)
+    assert dict(engine._open().composition()) == {}
+    assert engine.guarantee(1e-5).epsilon is None
+
+
+def test_a_batch_that_failed_may_be_run_again() -> None:
+    engine, model, optimizer, loader = private(sampling="fixed")
+    inputs, targets = next(iter(loader))
+    with pytest.raises(PrivacyError):
+        step(model, optimizer, (inputs[:1], targets[:1]))
+    step(model, optimizer, (inputs, targets))
+    assert sum(dict(engine._open().composition()).values()) == 1
 
 
 def test_breaking_off_inside_a_lot() -> None:

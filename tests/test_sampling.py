@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from torch.utils.data import (
 )
 
 from adadp.accounting.events import FixedSizeGaussian, Neighbours, PoissonGaussian, Uncovered
-from adadp.errors import ConfigurationError
-from adadp.noise import Randomness
-from adadp.sampling import FixedSize, Poisson, PrivateLoader, Shuffle, _bernoulli_positions, check_loader
+from adadp.errors import ConfigurationError, TrainingLoopError
+from adadp.noise import Randomness, Stream
+from adadp.loader import PrivateLoader, check_loader
+from adadp.lot import State
+from adadp.sampling import FixedSize, Poisson, Shuffle, _bernoulli_positions
 
 
 class Numbers(Dataset[int]):
@@ -48,8 +51,8 @@ def loader(count: int = 20, lot: int = 4, physical: int | None = None, **options
 def memberships(count: int, rate: float, lots: int, seed: int = 0) -> np.ndarray:
     source = Randomness(seed)
     found = np.zeros((lots, count), dtype=bool)
-    for row in found:
-        row[_bernoulli_positions(count, rate, source).numpy()] = True
+    for number, row in enumerate(found):
+        row[_bernoulli_positions(count, rate, source.stream(f"lot {number}")).numpy()] = True
     return found
 
 
@@ -84,11 +87,10 @@ def test_the_statistics_would_show_an_index_off_by_one() -> None:
     assert abs(drawn[:, 0].sum() - 600) / math.sqrt(3000 * 0.16) > stats.norm.isf(1e-6 / 40)
 
 
-class _Fixed(Randomness):
+class _Fixed(Stream):
     """Uniform draws that are given."""
 
     def __init__(self, *values: float) -> None:
-        super().__init__(0)
         self.values = list(values)
 
     def uniform(self, count: int) -> torch.Tensor:
@@ -107,7 +109,7 @@ def test_geometric_gaps_at_the_edges() -> None:
 
 
 def test_tiny_rates() -> None:
-    source = Randomness(2)
+    source = Randomness(2).stream("lot")
     counts = np.array([len(_bernoulli_positions(10**9, 2e-9, source)) for _ in range(2000)])
     expected = 2000 * stats.poisson.pmf(np.arange(7), 2)
     observed = np.bincount(np.minimum(counts, 6), minlength=7)
@@ -139,7 +141,7 @@ def test_events_and_neighbours() -> None:
 def test_fixed_lots_are_exact_uniform_and_fresh() -> None:
     source = Randomness(3)
     scheme = FixedSize(6, 2)
-    lots = [tuple(sorted(lot.tolist())) for _ in range(1500) for lot in scheme.draw(source)]
+    lots = [tuple(sorted(scheme.draw(number, source).tolist())) for number in range(4500)]
     assert len(lots) == 4500
     assert all(len(set(lot)) == 2 for lot in lots)
     pairs, counts = np.unique(lots, axis=0, return_counts=True)
@@ -152,7 +154,8 @@ def test_fixed_lots_are_exact_uniform_and_fresh() -> None:
 
 
 def test_shuffled_lots_are_a_partition() -> None:
-    lots = list(Shuffle(10, 3).draw(Randomness(1)))
+    scheme, source = Shuffle(10, 3), Randomness(1)
+    lots = [scheme.draw(number, source) for number in range(3)]
     assert [len(lot) for lot in lots] == [3, 3, 3]
     assert len(torch.cat(lots).unique()) == 9
 
@@ -160,14 +163,21 @@ def test_shuffled_lots_are_a_partition() -> None:
 # ---- the loader ---------------------------------------------------------------------------------------------------
 
 
+def stepped(private: PrivateLoader) -> Iterator[Any]:
+    """The batches of a loop that steps on each of them."""
+    for batch in private:
+        yield batch
+        private.current.of.added = private.current.index + 1
+
+
 def lots_of(private: PrivateLoader, epochs: int = 1) -> list[list[int]]:
     """The lots that a loop sees, put together from their microbatches."""
     lots: dict[int, list[int]] = {}
     for _ in range(epochs):
-        for batch in private:
+        for batch in stepped(private):
             now = private.current
             assert len(batch) == now.count
-            kept = batch.tolist() if now.keep else []
+            kept = batch.tolist()[: now.real]
             assert len(lots.setdefault(now.lot, [])) == 0 or now.index > 0
             lots[now.lot] += kept
     return list(lots.values())
@@ -190,7 +200,7 @@ def test_an_empty_lot_is_a_placeholder_that_does_not_count() -> None:
     private = loader(count=50, lot=1)
     kept, empty = 0, 0
     for _ in range(10):
-        for batch in private:
+        for batch in stepped(private):
             assert len(batch) >= 1
             kept, empty = kept + bool(private.current.real), empty + (not private.current.real)
             assert private.current.real or (private.current.count == 1 and private.current.last)
@@ -203,7 +213,7 @@ def test_collate_function_and_flags_are_kept() -> None:
         return {"count": len(batch), "numbers": tuple(batch)}
 
     private = loader(collate_fn=collate)
-    for batch in private:
+    for batch in stepped(private):
         assert batch["count"] == private.current.count == len(batch["numbers"])
     pinned = loader(pin_memory=True)
     assert pinned._loader.pin_memory
@@ -216,7 +226,7 @@ def test_tensors_in_memory_come_out_as_the_slow_path_gives_them() -> None:
     slow = loader(dataset=data, physical=3, collate_fn=lambda batch: torch.utils.data.default_collate(batch))
     assert fast._in_memory
     assert not slow._in_memory
-    for one, other in zip(fast, slow, strict=True):
+    for one, other in zip(stepped(fast), stepped(slow), strict=True):
         assert type(one) is type(other)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
 
@@ -236,19 +246,46 @@ def test_leaving_an_epoch_leaves_nothing_behind(workers: int) -> None:
     assert len(lots_of(private)) == 5
 
 
-def test_two_iterations_at_once_do_not_mix_up_their_lots() -> None:
-    private = loader(physical=2, num_workers=1)  # a worker fetches ahead
+@pytest.mark.parametrize("workers", [0, 1])
+def test_two_iterations_do_not_take_turns(workers: int) -> None:
+    private = loader(physical=2, num_workers=workers)  # a worker fetches ahead
     first, second = iter(private), iter(private)
-    for _ in range(3):
-        for iteration in (first, second):
-            batch = next(iteration)
-            assert len(batch) == private.current.count
+    next(first)
+    lot = private.current.of
+    next(second)
+    assert lot.state is State.LEFT
+    private.current.of.added = 1
+    with pytest.raises(TrainingLoopError, match="another iteration"):
+        next(first)
+
+
+def test_a_batch_is_not_given_out_before_the_last_one_was_stepped_on() -> None:
+    reasons: list[str] = []
+    private = loader()
+    private.lots.note = lambda reasons=(), notes=(), into=reasons: into.extend(reasons)
+    batches = iter(private)
+    next(batches)
+    for _ in range(2):  # again and again: an error that a loop catches must not let it go on
+        with pytest.raises(TrainingLoopError, match=r"step\(\) was not called for it"):
+            next(batches)
+    assert len(reasons) == 2
+
+
+def test_a_lot_follows_from_its_number_alone() -> None:
+    scheme, source = Poisson(60, 6), Randomness(5)
+    ahead = [scheme.draw(number, source).tolist() for number in (3, 1, 4, 1, 5)]
+    assert ahead[1] == ahead[3]
+    assert ahead == [scheme.draw(number, Randomness(5)).tolist() for number in (3, 1, 4, 1, 5)]
+    assert scheme.draw(3, Randomness(6)).tolist() != ahead[0]
+    assert scheme.draw(3, source.spawn("run 0")).tolist() != ahead[0]
+    secure = Randomness(secure=True)
+    assert scheme.draw(7, secure).tolist() == scheme.draw(7, secure).tolist() != scheme.draw(8, secure).tolist()
 
 
 def test_stopped_gives_out_nothing_more() -> None:
     private = loader()
     for _ in private:
-        private.stopped = True
+        private.lots.stopped = True
     assert list(private) == []
 
 

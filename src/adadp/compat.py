@@ -11,7 +11,7 @@ from torch import nn
 
 from adadp.engine import PrivacyEngine
 from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import PrivateLoader
+from adadp.loader import PrivateLoader
 from adadp.validation import check_module, fix, problems
 
 

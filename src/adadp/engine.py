@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.accounting.guarantee import Guarantee, make_guarantee
 from adadp.accounting.ledger import Ledger, Run
+from adadp.checks.trial import Trial
+from adadp.checks.weights import take, taken, trained_before
 from adadp.clipping import Clipping, by_name
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
+from adadp.loader import PrivateLoader, check_loader
+from adadp.lot import Lots
 from adadp.noise import Randomness
-from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import SAMPLINGS, PrivateLoader, Sampling, check_loader
+from adadp.optimizer import Penalty, PrivateOptimizer
+from adadp.sampling import SAMPLINGS, Sampling
 from adadp.step import PrivateStep
-from adadp.validation import IndependenceCheck, check_criterion, check_module, check_optimizer, uncompiled
+from adadp.validation import check_criterion, check_module, check_optimizer, uncompiled
 
 #: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
 _PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
 #: Clippings, shapes and sources that serve a run already: they keep its state.
 _SERVING: weakref.WeakSet[object] = weakref.WeakSet()
 
+#: What every guarantee rests on, the most often broken first.
 _STANDING = (
-    "the loss is a {reduction} over examples of terms that each depend on one example, plus terms free of data",
+    "nothing computed from a batch decides what the loop does next (skip, stop, rate, curriculum, checkpoint, log): "
+    "losses and metrics of private batches are for the curator's eyes, and end nothing",
+    "row i of the losses is computed from example i and the weights alone, not divided by a number of tokens, a length "
+    "or a maximum of the batch; a scalar loss is a {reduction} over examples of such terms",
     "row i of what the module is given is example i of the loader's batch, and weights meet data in its calls only",
-    "the number of examples and all settings are public: none was chosen by looking at the private data",
+    "item i of the dataset is made from record i alone, and no record is in it twice",
+    "the initial weights, buffers, tokenizer and preprocessing were made without this data, or their cost is in this "
+    "ledger; other runs on this data are in this ledger too, or cost extra",
+    "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets; all "
+    "settings are public, and none was chosen by looking at the private data",
     "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
     "computes it, an example's gradient does not depend on the others of its batch",
+)
+_PENALTY = "penalty= is a function of the weights alone: no private data is in it"
+_TRAINED_BEFORE = (
+    "the weights were changed many times, or had gradients, before make_private: if they were trained on this data "
+    "without privacy, no number here holds for the model"
 )
 
 
@@ -44,7 +64,8 @@ class PrivacyEngine:
 
     One engine serves one dataset: whatever is made private through it is charged to one ledger, in memory or in the
     file `ledger`. `accountant` is "pld" (tight), "rdp" or "theorem1". A `budget` (epsilon, delta) ends training
-    before the step that would exceed it. A `seed` makes noise and lots repeatable, and must stay secret.
+    before the step that would exceed it. A `seed` makes noise and lots repeatable, and must stay secret. With `strict`
+    there is no number where something could not be tried (`guarantee.untried`).
 
         engine = PrivacyEngine()
         model, optimizer, loader = engine.make_private(
@@ -62,21 +83,28 @@ class PrivacyEngine:
         ledger: Ledger | str | Path | None = None,
         dataset: str | None = None,
         budget: Budget | tuple[float, float] | None = None,
+        strict: bool = False,
     ) -> None:
         if accountant not in ("pld", "rdp", "theorem1"):
             raise ConfigurationError(f"accountant must be 'pld', 'rdp' or 'theorem1', not {accountant!r}")
         self.accountant_name = accountant
         self.budget = Budget(*budget) if isinstance(budget, tuple) else budget
-        self.seed = seed
+        self.seed, self.strict = seed, strict
         self._randomness = Randomness(seed, secure=secure_mode)
         self._ledger = ledger if isinstance(ledger, Ledger) else None
         self._ledger_path = None if isinstance(ledger, Ledger) else ledger
         self._dataset = dataset
         self._runs: list[Run] = []
-        self._assumptions: dict[str, None] = {}
-        self._reasons: dict[str, None] = {}
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._runs or self._ledger is not None:
+            raise ConfigurationError(
+                "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
+                "charge them twice. Make a new engine with the same ledger file."
+            )
+        return {**vars(self), "_randomness": copy.copy(self._randomness), "_runs": []}
 
     # ---- making things private ----------------------------------------------------------------------------------
 
@@ -100,6 +128,8 @@ class PrivacyEngine:
         func_chunk: int = 32,
         loss_scale: float = 1.0,
         steps: int | None = None,
+        penalty: Penalty | None = None,
+        prefetch: torch.device | str | None = None,
         expose_raw: bool = False,
         step_class: Callable[..., PrivateStep] = PrivateStep,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
@@ -114,15 +144,20 @@ class PrivacyEngine:
             clipping: "flat", "per_layer", "automatic", "ellipsoid", "local", or a clipping object.
             sampling: "poisson"; "fixed" (lots of one size, replace-one neighbours); "shuffle" (no guarantee).
             poisson_sampling: True for sampling="poisson", False for "shuffle".
-            loss_reduction: "mean" or "sum": how the loss puts examples together.
+            loss_reduction: "mean" or "sum": how a scalar loss puts examples together. `optimizer.backward(losses)`,
+                with one loss for each example, needs neither.
             batch_first: False where sequences inside the model are [T, N, ...].
-            criterion: the loss; if given, it is checked for mixing examples.
+            criterion: the loss, an nn.Module that the loop calls; it is tried for mixing examples where it is used.
             max_physical_batch_size: a larger lot arrives in several batches; the loop need not know.
             pad_lots: give every batch the same size, filled up with examples that count for nothing (`TrainingStep`).
             through_func: names of modules whose gradients torch.func is to take ("" for all of the model).
             func_chunk: how many examples torch.func takes at a time.
             loss_scale: a constant by which the loop multiplies the loss before backward (float16).
-            steps: how many steps are planned, if known: a budget's message then says how many were left out.
+            steps: how many steps are planned, if that was fixed beforehand. They are charged as planned from the first
+                on, so that training may end early because of what was released.
+            penalty: a scalar function of the module's weights alone (weight decay, an L1 term); its gradient is added
+                after the noise, once for each lot.
+            prefetch: a device to which the loader copies the next batch while the loop works on the current one.
             expose_raw: show counts that are not noised (`optimizer.raw_nonfinite`); the guarantee is then none.
             step_class: makes the step, for algorithms that release more on a lot than its gradient (`algorithms.agd`).
 
@@ -142,14 +177,30 @@ class PrivacyEngine:
         if reasons:
             covered = event if isinstance(event, PoissonGaussian | FixedSizeGaussian) else None
             event = Uncovered("; ".join(reasons), covered)
-        loader = PrivateLoader(data_loader, drawn, self._randomness, max_physical_batch_size, pad_lots)
+        randomness = self._randomness.spawn(f"run {len(self._runs)}")
+        loader = PrivateLoader(
+            data_loader,
+            drawn,
+            randomness,
+            max_physical_batch_size,
+            pad_lots,
+            batch_first=batch_first,
+            prefetch=prefetch,
+        )
+        trained = trained_before(module, optimizer)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
         try:
+            trial = Trial(
+                capture,
+                batch_first=batch_first,
+                dataset=data_loader.dataset,
+                collate=data_loader.collate_fn,
+                loss_reduction=loss_reduction,
+            )
             run = self._start(drawn, sigma, chosen, steps)
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
-        capture.on_first_call = IndependenceCheck(capture, batch_first)
         for notice in capture.notices:
             warnings.warn(notice, stacklevel=2)
         step = step_class(
@@ -159,16 +210,38 @@ class PrivacyEngine:
             expected_lot=drawn.lot,
             event=event,
             charge=run.charge,
-            randomness=self._randomness,
+            randomness=randomness,
             mean_loss=loss_reduction == "mean",
             loss_scale=loss_scale,
             count_nonfinite=expose_raw,
         )
-        loader.on_microbatch = lambda microbatch: capture.work_on(microbatch, microbatch.count)
+        capture.on_first_call = _BeforeCall(loader.lots, trial)
+        loader.lots.on_hand_out = lambda microbatch: capture.work_on(microbatch, microbatch.count)
+        loader.lots.note = run.note
+        take(module, capture)
         _PRIVATE[module] = weakref.ref(capture)
         _SERVING.update(chosen.objects())
-        self._note(chosen, loss_reduction)
-        return called, PrivateOptimizer(optimizer, step, loader, module, expose_raw), loader
+        run.note(
+            assumptions=[
+                *(text.format(reduction=loss_reduction) for text in _STANDING),
+                *([] if penalty is None else [_PENALTY]),
+                *chosen.assumptions,
+                randomness.assumption,
+            ],
+            untried=[_TRAINED_BEFORE] if trained else [],
+        )
+        private = PrivateOptimizer(
+            optimizer,
+            step,
+            loader,
+            module,
+            run=run,
+            ledger=self._open(),
+            trial=trial,
+            penalty=penalty,
+            expose_raw=expose_raw,
+        )
+        return called, private, loader
 
     def make_private_with_epsilon(
         self,
@@ -257,13 +330,16 @@ class PrivacyEngine:
         """What may be said about everything that this engine's ledger holds, at `delta`."""
         ledger = self._open()
         neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
+        untried = ledger.untried
         return make_guarantee(
             ledger.composition(),
             delta,
             accountant=self.accountant_name if neighbours == Neighbours.ADD_REMOVE else "rdp",
             neighbours=neighbours,
-            assumptions=tuple(self._assumptions),
-            reasons=tuple(self._reasons),
+            assumptions=ledger.assumptions,
+            reasons=(*ledger.reasons, *(f"strict, and not tried: {text}" for text in untried if self.strict)),
+            untried=untried,
+            notes=ledger.notes,
         )
 
     @property
@@ -307,6 +383,12 @@ class PrivacyEngine:
     ) -> None:
         if is_private(module):
             raise ConfigurationError("this module is private already; engine.detach(module) makes it an ordinary one")
+        shared = taken(module)
+        if shared is not None:
+            raise ConfigurationError(
+                f"{shared} is part of another private model: a backward pass through one would be taken for the "
+                "other's. Train them as one module with one loader, or give each its own copy."
+            )
         check_module(module)
         check_optimizer(module, optimizer)
         if loss_reduction not in ("mean", "sum"):
@@ -346,9 +428,17 @@ class PrivacyEngine:
         self._neighbours = sampling.neighbours
         return run
 
-    def _note(self, clipping: Clipping, loss_reduction: str) -> None:
-        for text in (*_STANDING, *clipping.assumptions, self._randomness.assumption):
-            self._assumptions[text.format(reduction=loss_reduction)] = None
+
+class _BeforeCall:
+    """What happens before a module runs on the batch that is out: it must be that batch, and the module is tried."""
+
+    def __init__(self, lots: Lots, trial: Trial) -> None:
+        self._lots, self.trial = lots, trial
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
+        if self._lots.current is not None:
+            self._lots.refuse_other_batches(tree_leaves((args, kwargs)))
+            self.trial.before_call(module, args, kwargs, self._lots.current)
 
 
 def _number(name: str, value: float) -> float:

@@ -37,3 +37,7 @@ class BudgetExhaustedError(PrivacyError):
 
 class LotTooLargeError(PrivacyError, MemoryError):
     """A batch does not fit into memory; says which size would."""
+
+
+class UntriedWarning(UserWarning):
+    """The guarantee rests on something that could not be tried; it is said once, where training starts."""

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from adadp.batches import some_rows
 from adadp.errors import BudgetExhaustedError
 from adadp.gradients.arithmetic import convolutions_are_cut, matmul_precision
 from adadp.gradients.factors import Factor
 from adadp.gradients.spectrum import Spectrum
+from adadp.lot import Microbatch
 from adadp.memory import advising, out_of_memory
 from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import Microbatch
 from adadp.sources import Source
 from adadp.step import PrivateStep
 
@@ -34,10 +35,13 @@ WARM_UP = 2
 
 
 class TrainingStep:
-    """Everything between two batches: `step(inputs, targets)` is zero_grad, loss, backward and optimizer.step().
+    """Everything between two batches: `step(inputs, targets)` is zero_grad, losses, backward and optimizer.step().
 
-    `loss(*batch)` is the mean (or sum) over the batch's examples that `make_private` was told of, and runs the private
-    module. It is called once for each recording, so it must do the same for every batch, and find all of the batch in
+    `loss(*batch)` returns one loss for each row of the batch, [n], and runs the private module. (A scalar, the mean or
+    sum that `make_private` was told of, is taken as well.) Lots larger than `max_physical_batch_size` are cut in here:
+    the loop sees one batch for each lot.
+
+    The loss is called once for each recording, so it must do the same for every batch, and find all of the batch in
     its arguments: whatever else it reads stays as it was recorded, and that lot would be seen again with every other.
     On a CPU, and wherever a step cannot be recorded, the same work is done step by step; `replays` counts what was
     replayed, `why_not` says what stands in the way. Nothing is returned: a loss over private examples is not covered by
@@ -51,12 +55,30 @@ class TrainingStep:
         self._recording: _Recording | None = None
         self._keeper: torch.cuda.CUDAGraph | None = None
         self._ordinary = 0
+        optimizer._loader.whole_lots = True
 
     def __call__(self, *batch: Any) -> None:
-        microbatch = self.optimizer._loader.current
+        optimizer = self.optimizer
+        lots, loader, whole = optimizer._loader.lots, optimizer._loader, optimizer._current()
+        lots.refuse_other_batches(tree_leaves(batch))
+        if optimizer._trial.due(whole.lot):
+            optimizer._trial.of_loss(self.loss, batch, whole)
+        size = loader.max_physical_batch_size
+        if size is None or whole.count <= size or not (whole.index == 0 and whole.last):
+            self._one(whole, batch)
+            return
+        for part in whole.cut(size):
+            rows = some_rows(batch, whole.count, part.index * size, part.count, loader.batch_first)
+            lots.work_on(part)
+            self._one(part, rows)
+            if lots.stopped:
+                return
+
+    def _one(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
+        """The work on one microbatch, recorded or replayed where it can be."""
         if self._outdated():  # by a step that was made elsewhere: what that left is completed by an ordinary one
             self._ordinary = min(self._ordinary, WARM_UP - 1)
-        if self.why_not is None and microbatch is not None and self._replayable(microbatch):
+        if self.why_not is None and self._replayable(microbatch):
             try:
                 self._replay(microbatch, batch)
             except BudgetExhaustedError as spent:
@@ -81,24 +103,20 @@ class TrainingStep:
         return True
 
     def _ordinarily(self, batch: tuple[Any, ...]) -> None:
-        current = self.optimizer._loader.current
-        count = 0 if current is None else current.count
+        count = self.optimizer._current().count
         self.optimizer.zero_grad()
         with advising(count, lambda size: self._fits(batch, count, size)):
-            self.loss(*batch).backward()  # type: ignore[no-untyped-call]
+            _backward(self.optimizer, self.loss(*batch))
         self.optimizer.step()
 
     def _fits(self, batch: tuple[Any, ...], count: int, size: int) -> bool:
         """Whether the gradients of `size` of the batch's examples can be made and measured; they are then forgotten."""
         step = self.optimizer._step
         step.capture.discard()
-
-        def some(part: Any) -> Any:
-            return part[:size] if isinstance(part, Tensor) and part.ndim and len(part) == count else part
-
         try:
+            rows = some_rows(batch, count, 0, size, self.optimizer._loader.batch_first)
             with step.capture.aside():
-                self.loss(*tree_map(some, batch)).backward()  # type: ignore[no-untyped-call]
+                self.loss(*rows).sum().backward()  # type: ignore[no-untyped-call]
                 for form in step.capture.take(size).values():
                     form.squared_norms()
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -127,7 +145,7 @@ class TrainingStep:
 
     def _replayable(self, microbatch: Microbatch) -> bool:
         step = self.optimizer._step
-        checked = not getattr(step.capture.on_first_call, "undecided", None)  # the model is tried out by the host
+        checked = not self.optimizer._trial.undecided  # the model is tried out by the host
         whole = microbatch.index == 0 and microbatch.last
         steady = step.clipping.steady() or (self._recording is not None and step.clipping.steady_once_begun())
         return whole and checked and self._ordinary >= WARM_UP and steady
@@ -135,7 +153,7 @@ class TrainingStep:
     def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         optimizer, step = self.optimizer, self.optimizer._step
         step.refuse_misuse(microbatch)
-        step.charge(microbatch.lot)
+        step.charge(microbatch.of)
         begun = not step.clipping.steady()
         if begun:
             step.begin(microbatch)
@@ -196,10 +214,11 @@ class _Recording:
         self._graph.register_generator_state(step._randomness.generator(device))
         optimizer.zero_grad()
         recorded = replace(microbatch, real=self._real)
-        optimizer._loader.announce(recorded)
+        lots = optimizer._loader.lots
+        lots.work_on(recorded)
         try:
             with _recorded(self._graph, device, pool):
-                loss(*self._batch).backward()  # type: ignore[no-untyped-call]
+                _backward(optimizer, loss(*self._batch))
                 with torch.no_grad():
                     optimizer.release(recorded)
                     before.follow(_State(objects))
@@ -211,7 +230,7 @@ class _Recording:
             raise
         finally:
             before.restore()  # nothing was computed yet: the first replay does
-            optimizer._loader.announce(microbatch)
+            lots.work_on(microbatch)
         self._begun = step.begun
         self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
 
@@ -232,6 +251,14 @@ class _Recording:
                 return False
             self._begun = step.begun
         return True
+
+
+def _backward(optimizer: PrivateOptimizer, losses: Tensor) -> None:
+    """From one loss for each row, or from the scalar that they were put together to."""
+    if losses.ndim:
+        optimizer.backward(losses)
+    else:
+        losses.backward()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

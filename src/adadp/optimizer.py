@@ -11,10 +11,32 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
+from adadp.accounting.ledger import Ledger, Run
+from adadp.checks.trial import Trial
+from adadp.checks.weights import Weights, foreign_leaves
+from adadp.errors import (
+    BudgetExhaustedError,
+    ConfigurationError,
+    NoGuaranteeError,
+    TrainingLoopError,
+    UntriedWarning,
+)
+from adadp.loader import PrivateLoader
+from adadp.lot import Lot, Microbatch
 from adadp.memory import advising
-from adadp.sampling import Microbatch, PrivateLoader
-from adadp.step import PrivateStep
+from adadp.step import Observer, PrivateStep
+
+Penalty = Callable[[nn.Module], Tensor]
+"""A function of the weights alone, as a scalar."""
+
+SPENDING = "adadp"
+"""Where `state_dict()` keeps what was spent."""
+
+_LOSS_UNTRIED = (
+    "the loss is a scalar that the loop computes: that it is a plain {reduction} over examples of terms that each "
+    "depend on one example alone (no mean over all tokens, no class weights, no padding to the longest, no comparison "
+    "of examples) cannot be seen. optimizer.backward(losses) with one loss for each example can be tried"
+)
 
 
 class BudgetWarning(UserWarning):
@@ -31,17 +53,44 @@ class PrivateOptimizer(Optimizer):
     _step_supports_amp_scaling = True  # so that a GradScaler reaches `step`, which says why it cannot be used
 
     def __init__(
-        self, optimizer: Optimizer, step: PrivateStep, loader: PrivateLoader, module: nn.Module, expose_raw: bool
+        self,
+        optimizer: Optimizer,
+        step: PrivateStep,
+        loader: PrivateLoader,
+        module: nn.Module,
+        *,
+        run: Run,
+        ledger: Ledger,
+        trial: Trial,
+        penalty: Penalty | None = None,
+        expose_raw: bool = False,
     ) -> None:
         self.original_optimizer = optimizer
         self._step, self._loader, self._expose_raw = step, loader, expose_raw
+        self._run, self._ledger, self._trial, self._penalty = run, ledger, trial, penalty
         self._parameters = dict(module.named_parameters())
         self._own: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # the gradients that were set here, as they were set
+        self._warned = False
+        self._by_rows = 0  # how many calls of layers the front door has seen, for the microbatch that is out
+        self.stepped = False
         for parameter in self._parameters.values():
             parameter.grad = None  # whatever stood here before was not made private
+        self._weights = Weights(module, optimizer)
         # Not calling Optimizer.__init__: all of its state is the wrapped optimizer's.
         self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
         self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
+
+    def __deepcopy__(self, memo: Any) -> PrivateOptimizer:
+        raise ConfigurationError(
+            "a private optimizer is not copied: the copy's steps would be charged to nobody. Copy its state_dict(), "
+            "and make another one private."
+        )
+
+    def __reduce__(self) -> Any:
+        raise ConfigurationError(
+            "a private optimizer is not pickled: whoever loads it would step with nobody's account. Save its "
+            "state_dict(), which carries what was spent."
+        )
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -91,24 +140,94 @@ class PrivateOptimizer(Optimizer):
         return 0 if self._step.nonfinite is None else int(self._step.nonfinite)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer does."""
+        """As the wrapped optimizer does; what a backward pass brought for this batch and no step has used is dropped."""
+        self._step.capture.discard()
+        self._by_rows = 0
         self.original_optimizer.zero_grad(set_to_none)
 
+    # ---- what was spent goes where the weights go -----------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's. What was spent is in the ledger, not here."""
-        return self.original_optimizer.state_dict()
+        """The wrapped optimizer's, and under "adadp" what was spent on the weights that go with it."""
+        return {**self.original_optimizer.state_dict(), SPENDING: self._ledger.spending()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the wrapped optimizer."""
-        self.original_optimizer.load_state_dict(state_dict)
+        """Into the wrapped optimizer. What the state was paid with is charged to this engine's ledger as well.
+
+        Runs that the ledger holds already are not charged twice; those on other datasets are kept apart.
+        """
+        spent = state_dict.get(SPENDING)
+        if spent is not None:
+            self._ledger.inherit(spent)
+        elif state_dict.get("state"):
+            self._run.note(untried=[_STATE_UNTRIED])
+        self.original_optimizer.load_state_dict({key: part for key, part in state_dict.items() if key != SPENDING})
+        self._weights.note_groups(self.original_optimizer)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the parameters that are released are fixed by make_private."""
         raise ConfigurationError("parameters cannot be added after make_private: build the optimizer with all of them")
 
+    def observe(self, observer: Observer | None) -> None:
+        """Show every release to `observer`, before and after its noise. The guarantee is none from then on."""
+        self._step.observer = observer
+        if observer is not None:
+            self._run.note(reasons=["an observer was shown sums before their noise"])
+
+    # ---- a batch ----------------------------------------------------------------------------------------------------
+
+    def backward(self, losses: Tensor, **kwargs: Any) -> None:
+        """The backward pass from one loss for each example: the front door.
+
+        Each example's gradient is that of its own loss, whatever the number of the others: the mean over the expected
+        lot is taken after the noise. `step()` comes next, as ever.
+
+        Args:
+            losses: [n], one for each row of the batch (`reduction="none"`; `adadp.losses` has more), row i a function
+                of example i and the weights alone.
+            kwargs: those of `torch.autograd.backward` (retain_graph).
+
+        Raises:
+            TrainingLoopError: the losses are not one for each row, or depend on weights outside the module; or, on
+                trial lots, a loss depends on another row's example.
+
+        """
+        microbatch = self._current()
+        count = microbatch.count
+        if losses.ndim != 1 or len(losses) != count:
+            raise TrainingLoopError(
+                f"optimizer.backward() takes one loss for each of the batch's {count} rows, of shape [{count}], not "
+                f"{list(losses.shape)}: use reduction='none', and for tokens the mean over each example's own "
+                "(adadp.losses)."
+            )
+        if self._step.capture.recorded and not self._by_rows:
+            raise TrainingLoopError(
+                "a scalar loss and losses for each example were differentiated on the same batch: their gradients "
+                "have different scales. Use optimizer.backward() for both."
+            )
+        if self._trial.due(microbatch.lot):
+            foreign = foreign_leaves(losses, self._step.capture)
+            if foreign:
+                raise TrainingLoopError(
+                    f"the losses depend on {foreign}, outside of the private module's calls: what is "
+                    "trained there sees data without noise, or carries it into the module. Make one module of all that "
+                    "is trained, call it as model(x), and freeze or detach() the rest."
+                )
+            self._trial.of_rows(losses, microbatch)
+        self._step.by_rows = True
+        torch.autograd.backward(losses, torch.full_like(losses, self._step.loss_scale), **kwargs)
+        self._by_rows = self._step.capture.records
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float | Tensor] | None = None) -> Any:
-        """Add the current microbatch; when its lot is complete, release its private gradient and step with it."""
+    def step(
+        self, closure: Callable[[], float | Tensor] | None = None, *, keep: Tensor | None = None
+    ) -> Any:
+        """Add the current microbatch; when its lot is complete, release its private gradient and step with it.
+
+        `stepped` says afterwards whether it did. `keep`, [n] of bool, leaves examples out of the sum: whether example
+        i is kept must follow from example i and the weights alone.
+        """
+        self.stepped = False
         if getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None:
             self.grad_scale = self.found_inf = None
             raise TrainingLoopError(
@@ -120,32 +239,127 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        microbatch = self._loader.current
-        if microbatch is None:
-            raise TrainingLoopError(
-                "optimizer.step() without a lot: the batches must come from the data loader that make_private returned"
-            )
+        microbatch = self._current()
         try:
-            self.release(microbatch)
+            self.release(microbatch, keep)
         except BudgetExhaustedError as spent:
             self.stop(spent)
             return loss
         if microbatch.last:
             self.original_optimizer.step()
+            self.stepped = True
         return loss
 
-    def release(self, microbatch: Microbatch) -> None:
+    def _current(self) -> Microbatch:
+        microbatch = self._loader.current
+        if microbatch is None:
+            raise TrainingLoopError(
+                "optimizer.step() without a lot: the batches must come from the data loader that make_private returned"
+            )
+        return microbatch
+
+    def release(self, microbatch: Microbatch, keep: Tensor | None = None) -> None:
         """Add the microbatch whose backward pass has just ended; if it is its lot's last, set private gradients."""
-        self._refuse_unseen()
+        self._weights.check()
+        self._refuse_foreign_gradients()
+        self._refuse_mixed_passes()
+        self._refuse_changed_rates(microbatch)
+        if keep is not None:
+            self._check_keep(keep, microbatch)
+        if self._step.capture.recorded and not self._step.by_rows:
+            self._take_scalar_loss(microbatch)
+        self._say_first()
         with advising(microbatch.count):
-            self._step.add(microbatch)
+            self._step.add(microbatch, keep)
+        self._by_rows, self._step.by_rows = 0, False
         if microbatch.last:
-            self._set_gradients()
+            self._set_gradients(microbatch.of)
+            self._loader.lots.finished()
 
     def stop(self, spent: BudgetExhaustedError) -> None:
         """The budget allows no further release: the loader gives out nothing more."""
-        self._loader.stopped = True
+        self._loader.lots.stopped = True
         warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=3)
+
+    # ---- what no proof covers -----------------------------------------------------------------------------------------
+
+    def _refuse_foreign_gradients(self) -> None:
+        """A gradient on the weights that this optimizer has not put there is one of data that went past the engine."""
+        reached = self._weights.take_reached()
+        if reached:
+            self.original_optimizer.zero_grad()
+            self._step.capture.discard()
+            raise TrainingLoopError(
+                f"a gradient reached {reached} from outside the calls of the private module: a term of the loss on the "
+                "weights themselves, a weight that the loop uses (F.linear(h, model.fc.weight)), or model.forward(x) "
+                "in place of model(x), which goes past the engine. Declare a term on the weights as "
+                "make_private(penalty=lambda module: ...), or use the optimizer's weight_decay; compute everything "
+                "else inside the module's forward."
+            )
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None and self._own.get(name, _NOTHING)[0]() is not parameter.grad:
+                raise TrainingLoopError(
+                    f"{name}.grad was set by hand: what stands there is not private. Leave .grad to the optimizer; "
+                    "optimizer.zero_grad() clears it."
+                )
+
+    def _refuse_mixed_passes(self) -> None:
+        if self._step.by_rows and self._step.capture.records > self._by_rows:
+            self._step.capture.discard()
+            raise TrainingLoopError(
+                "a scalar loss and losses for each example were differentiated on the same batch: their gradients "
+                "have different scales. Use optimizer.backward() for both."
+            )
+
+    def _refuse_changed_rates(self, microbatch: Microbatch) -> None:
+        rates = [group.get("lr") for group in self.param_groups]
+        if microbatch.index == 0:
+            self._rates = rates
+        elif any(_differ(one, other) for one, other in zip(rates, self._rates, strict=True)):
+            raise TrainingLoopError(
+                "the learning rate was changed within a lot, which came in several batches: how many there are depends "
+                "on the data. Call scheduler.step() where optimizer.stepped is True, once for each lot."
+            )
+
+    def _check_keep(self, keep: Tensor, microbatch: Microbatch) -> None:
+        if keep.shape != (microbatch.count,) or keep.dtype != torch.bool:
+            raise TrainingLoopError(
+                f"step(keep=) takes one bool for each of the batch's {microbatch.count} rows, not "
+                f"{keep.dtype} of shape {list(keep.shape)}"
+            )
+        if self._step.capture.bound_early is not None:
+            raise TrainingLoopError(
+                "step(keep=) comes after the backward pass, in which this clipping has added examples up already. "
+                "Multiply the losses of the examples to be left out by zero instead."
+            )
+
+    def _take_scalar_loss(self, microbatch: Microbatch) -> None:
+        """A scalar was differentiated: a mean must not have been rounded, and what could not be tried is said."""
+        if self._step.mean_loss and self._step.capture.halved:
+            self._step.capture.discard()
+            raise TrainingLoopError(
+                "a mean loss was differentiated in bfloat16 or float16: 1/n is rounded to a few bits, alike for all "
+                "examples, so that one example less can move every other's gradient. Use optimizer.backward(losses) "
+                "with one loss for each example, or loss_reduction='sum'."
+            )
+        if not self._trial.loss_tried(microbatch):
+            reduction = "mean" if self._step.mean_loss else "sum"
+            self._run.note(untried=[_LOSS_UNTRIED.format(reduction=reduction)])
+
+    def _say_first(self) -> None:
+        """Once, before the first release: what the number rests on that nobody has tried."""
+        if self._warned:
+            return
+        self._warned = True
+        for text in self._trial.untried.values():
+            self._run.note(untried=[text])
+        untried = self._ledger.untried
+        if untried:
+            warnings.warn(
+                "training starts, and its guarantee rests on what could not be tried: " + "; ".join(untried),
+                UntriedWarning,
+                stacklevel=5,
+            )
 
     @torch.no_grad()
     def step_with(self, gradients: Mapping[str, Tensor]) -> None:
@@ -155,34 +369,46 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.step()
         self._opt_called = True  # what learning-rate schedulers look at
 
-    def _refuse_unseen(self) -> None:
-        """A gradient on the weights where no layer was seen to run is one of data that went past the engine."""
-        if self._step.capture.recorded:
-            return
-        for name, parameter in self._parameters.items():
-            if parameter.grad is not None and not self._is_own(name) and bool(parameter.grad.any()):
-                raise TrainingLoopError(
-                    f"{name} has a gradient, but no backward pass through the private module was seen: "
-                    "model.forward(x) goes past the engine where model(x) does not."
-                )
-
-    def _is_own(self, name: str) -> bool:
-        """Whether what stands in .grad is the private gradient of an earlier step, untouched."""
-        reference, version = self._own.get(name, (lambda: None, 0))
-        gradient = self._parameters[name].grad
-        return gradient is not None and gradient is reference() and gradient._version == version
-
-    def _set_gradients(self) -> None:
-        for name, gradient in self._step.release().items():
+    def _set_gradients(self, lot: Lot) -> None:
+        penalties = self._penalties()
+        for name, gradient in self._step.release(lot).items():
             parameter = self._parameters[name]
             if not parameter.requires_grad:  # frozen since the model ran
                 continue
             private = gradient.to(parameter.dtype)
-            if parameter.grad is not None:
-                # It came from terms of the loss on the weights themselves, which are free of data.
-                private = private + parameter.grad / (1.0 if self._is_own(name) else self._step.loss_scale)
+            if name in penalties:
+                private = private + penalties[name]
+            reference, version = self._own.get(name, _NOTHING)
+            if parameter.grad is not None and parameter.grad is reference() and parameter.grad._version == version:
+                private = private + parameter.grad  # what earlier lots released adds up, as ever without zero_grad()
             self._set(name, private)
+
+    def _penalties(self) -> dict[str, Tensor]:
+        """The gradient of the declared term on the weights, which no example has a part in."""
+        if self._penalty is None:
+            return {}
+        trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        with torch.enable_grad():
+            value = self._penalty(self._step.capture.module)
+            found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        return {name: part for name, part in zip(trained, found, strict=True) if part is not None}
 
     def _set(self, name: str, private: Tensor) -> None:
         self._parameters[name].grad = private
         self._own[name] = weakref.ref(private), private._version
+
+
+_NOTHING: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two learning rates are not the same one; tensors are compared without waiting for a GPU."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is not other
+    return bool(one != other)
+
+
+_STATE_UNTRIED = (
+    "the optimizer's state was loaded from a file that does not say what was spent on it: if it was made with this "
+    "data, its cost is missing here"
+)

@@ -26,7 +26,7 @@ from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.optimizer import BudgetWarning
 from adadp.plan import Plan
-from adadp.sampling import PrivateLoader
+from adadp.loader import PrivateLoader
 from adadp.settings import Settings, from_mapping
 from adadp.sources import InputMaker
 

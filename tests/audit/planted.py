@@ -22,7 +22,8 @@ from adadp import Flat, Local, PrivacyEngine, Raw, Released, audit
 from adadp.audit import Setting, Target
 from adadp.gradients import Gradients
 from adadp.noise import Randomness
-from adadp.sampling import Microbatch, Poisson, Sampling, Shuffle
+from adadp.lot import Lot, Microbatch
+from adadp.sampling import Poisson, Sampling, Shuffle
 from adadp.step import PrivateStep
 
 # ---- the bugs -------------------------------------------------------------------------------------------------------
@@ -62,12 +63,12 @@ class Silence(Randomness):
 
 
 class EverySecondStep(PrivateStep):
-    def release(self) -> dict[str, Tensor]:
+    def release(self, lot: Lot) -> dict[str, Tensor]:
         noisy = self._randomness
-        if self._lot % 2:
+        if lot.number % 2:
             self._randomness = Silence(0)
         try:
-            return super().release()
+            return super().release(lot)
         finally:
             self._randomness = noisy
 
@@ -90,38 +91,38 @@ class NoiseUsedTwice(PrivateStep):
     def __init__(self, *args: Any, randomness: Randomness, **rest: Any) -> None:
         super().__init__(*args, randomness=_Repeating(randomness), **rest)
 
-    def release(self) -> dict[str, Tensor]:
+    def release(self, lot: Lot) -> dict[str, Tensor]:
         assert isinstance(self._randomness, _Repeating)
-        self._randomness.again = bool(self._lot % 2)
-        return super().release()
+        self._randomness.again = bool(lot.number % 2)
+        return super().release(lot)
 
 
 class RealisedLot(PrivateStep):
     realised = 0
 
-    def add(self, microbatch: Microbatch) -> None:
-        super().add(microbatch)
+    def add(self, microbatch: Microbatch, keep: Tensor | None = None) -> None:
+        super().add(microbatch, keep)
         self.realised += microbatch.real
 
-    def release(self) -> dict[str, Tensor]:
+    def release(self, lot: Lot) -> dict[str, Tensor]:
         size, self.realised = max(1, self.realised), 0
-        return {name: value * (self.expected_lot / size) for name, value in super().release().items()}
+        return {name: value * (self.expected_lot / size) for name, value in super().release(lot).items()}
 
 
 class NoisedMicrobatches(PrivateStep):
     """Each microbatch gets noise of its own, and the lot's release is their average."""
 
-    def _bounded(self, microbatch: Microbatch) -> dict[str, Tensor]:
-        bounded = super()._bounded(microbatch)
+    def _bounded(self, microbatch: Microbatch, keep: Tensor | None) -> dict[str, Tensor]:
+        bounded = super()._bounded(microbatch, keep)
         stddev = self.clipping.stddev(self.noise_multiplier)
         return {name: value + stddev[name] * self._randomness.normal(value) for name, value in bounded.items()}
 
-    def release(self) -> dict[str, Tensor]:
-        noisy, parts = self._randomness, self._next
-        self._sums = {name: value / parts for name, value in self._sums.items()}
+    def release(self, lot: Lot) -> dict[str, Tensor]:
+        noisy = self._randomness
+        lot.sums = {name: value / lot.added for name, value in lot.sums.items()}
         self._randomness = Silence(0)
         try:
-            return super().release()
+            return super().release(lot)
         finally:
             self._randomness = noisy
 
@@ -141,8 +142,8 @@ class EngineOfOneSeed(PrivacyEngine):
 
 
 class ShuffledCalledPoisson(Poisson):
-    def draw(self, randomness: Randomness) -> Any:
-        return Shuffle(self.examples, self.lot).draw(randomness)
+    def draw(self, lot: int, randomness: Randomness) -> Tensor:
+        return Shuffle(self.examples, self.lot).draw(lot, randomness)
 
 
 class EngineThatShuffles(PrivacyEngine):

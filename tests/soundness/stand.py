@@ -29,7 +29,7 @@ from adadp import (
 from adadp.accounting.events import PoissonGaussian
 from adadp.gradients import Capture, Gradients
 from adadp.noise import Randomness
-from adadp.sampling import Microbatch
+from adadp.lot import Lot, Microbatch
 from adadp.shape import Shape
 from adadp.sources import Source
 from adadp.step import PrivateStep
@@ -235,14 +235,14 @@ class Stand:
     def lot(self, inputs: Tensor, weights: Tensor, *pieces: int) -> dict[str, Tensor]:
         """A whole step on these examples, in pieces of these sizes; what it releases."""
         sizes = list(pieces) or [len(inputs)]
-        start = 0
+        start, lot = 0, Lot(self._lots)
         for index, size in enumerate(sizes):
             part = slice(start, start + size)
             start += size
             self._backward(inputs[part], weights[part])
-            self.step.add(Microbatch(self._lots, index, index == len(sizes) - 1, size, size, size))
+            self.step.add(Microbatch(lot, index, index == len(sizes) - 1, size, size, size))
         self._lots += 1
-        return self.step.release()
+        return self.step.release(lot)
 
     def begin(self) -> None:
         self.clipping.begin({name: p for name, p in self.model.named_parameters() if p.requires_grad}, self.step)

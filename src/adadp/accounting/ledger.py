@@ -77,6 +77,7 @@ class Ledger:
         dataset: str | None = None,
         neighbours: Neighbours | None = Neighbours.ADD_REMOVE,
     ) -> None:
+        self._facts = {}  # SHIM
         """Open, and verify if it exists. A new file is written by the first `start` and needs a `dataset`.
 
         `dataset` is a declared name or a `dataset_fingerprint`. `neighbours` None takes what the file says,
@@ -375,6 +376,17 @@ class Ledger:
                 self._open.pop(run, None)
                 if not self._open:
                     self._unlock()
+
+    assumptions = property(lambda self: tuple(self._facts.get("assumptions", {})))
+    reasons = property(lambda self: tuple(self._facts.get("reasons", {})))
+    untried = property(lambda self: tuple(self._facts.get("untried", {})))
+    notes = property(lambda self: tuple(self._facts.get("notes", {})))
+
+    def spending(self):
+        return {}
+
+    def inherit(self, spent):
+        pass
 
     def close(self) -> None:
         """Close every open run."""

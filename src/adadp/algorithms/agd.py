@@ -19,7 +19,7 @@ from adadp.clipping import Clipping, Flat
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import PrivateLoader, check_loader
+from adadp.loader import PrivateLoader, check_loader
 
 
 class LineSearch(Optimizer):

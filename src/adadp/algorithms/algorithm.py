@@ -20,7 +20,7 @@ from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.graphs import TrainingStep
 from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import PrivateLoader
+from adadp.loader import PrivateLoader
 from adadp.sources import InputMaker, Probe
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from adadp.accounting.events import Event, PoissonGaussian
 from adadp.accounting.filter import RenyiFilter
 from adadp.clipping import Release
-from adadp.sampling import Microbatch
+from adadp.lot import Lot, Microbatch
 from adadp.step import PrivateStep
 
 
@@ -62,7 +62,6 @@ class SearchStep(PrivateStep):
         self.rules, self.rate = rules, rate
         self._whole = self.noise_multiplier
         self._level = 0
-        self._sums: Release = {}
         self._kept: Release = {}
         self._microbatch: Microbatch | None = None
         self._looks = 0
@@ -88,15 +87,15 @@ class SearchStep(PrivateStep):
 
     # ---- releases --------------------------------------------------------------------------------------------------
 
-    def add(self, microbatch: Microbatch) -> None:
-        super().add(microbatch)
+    def add(self, microbatch: Microbatch, keep: Tensor | None = None) -> None:
+        super().add(microbatch, keep)
         self._microbatch = microbatch
 
-    def release(self) -> Release:
+    def release(self, lot: Lot) -> Release:
         self.event = self.lot_event()
         self.noise_multiplier = 1 / math.sqrt(self._information())
-        sums = self._sums
-        released = super().release()
+        sums = lot.sums
+        released = super().release(lot)
         self._kept, self._looks = sums, 0
         return released
 
@@ -120,8 +119,9 @@ class SearchStep(PrivateStep):
         values = values.nan_to_num(nan=rules.bound, posinf=rules.bound, neginf=low).clamp(low, rules.bound)
         sums = torch.where(self._microbatch.keep(values.device), values, 0.0).sum(1)
         sensitivity = rules.bound * math.sqrt(len(sums))
-        noise = self._randomness.normal(sums) * sensitivity / math.sqrt(self._objective_information())
-        noisy = sums + noise
+        multiplier = 1 / math.sqrt(self._objective_information())
+        named, stddev = {"objectives": sums}, {"objectives": sensitivity * multiplier}
+        noisy = self.noised("objectives", self._microbatch.lot, named, stddev, multiplier)["objectives"]
         return torch.cat([noisy.new_zeros(1), noisy]) if rules.improvement else noisy
 
     def redraw(self, gradient: Release) -> Release:
@@ -129,11 +129,12 @@ class SearchStep(PrivateStep):
         if self._looks > self.rules.redraws:
             raise RuntimeError("more redraws of a lot than were charged for")
         growth = self.rules.growth
-        stddev = self.clipping.stddev(1 / math.sqrt(growth * self._information()))
-        averaged = {}
-        for name, value in self._kept.items():
-            drawn = (value + stddev[name] * self._randomness.normal(value)) / self.expected_lot
-            averaged[name] = (gradient[name] + growth * drawn) / (1 + growth)
+        multiplier = 1 / math.sqrt(growth * self._information())
+        lot = -1 if self._microbatch is None else self._microbatch.lot
+        drawn = self.noised("redraw", lot, self._kept, self.clipping.stddev(multiplier), multiplier)
+        averaged = {
+            name: (gradient[name] + growth * value / self.expected_lot) / (1 + growth) for name, value in drawn.items()
+        }
         self._level += 1
         return averaged
 

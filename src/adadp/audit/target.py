@@ -22,7 +22,8 @@ from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.noise import Randomness
 from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import PrivateLoader, Sampling
+from adadp.loader import PrivateLoader
+from adadp.sampling import Sampling
 from adadp.sources import InputMaker
 
 
@@ -161,9 +162,9 @@ class Without(Sampling):
         self._sampling, self._absent = sampling, absent
         self.name, self.neighbours, self.reasons = sampling.name, sampling.neighbours, sampling.reasons
 
-    def draw(self, randomness: Randomness) -> Iterator[Tensor]:
-        for lot in self._sampling.draw(randomness):
-            yield lot[~torch.isin(lot, self._absent)]
+    def draw(self, lot: int, randomness: Randomness) -> Tensor:
+        drawn = self._sampling.draw(lot, randomness)
+        return drawn[~torch.isin(drawn, self._absent)]
 
     def event(self, noise_multiplier: float) -> Event:
         return self._sampling.event(noise_multiplier)

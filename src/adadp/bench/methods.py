@@ -18,7 +18,6 @@ from adadp.algorithms.defaults import DEFAULTS
 from adadp.clipping import Clipping, Ellipsoid, Flat, Local
 from adadp.engine import PrivacyEngine
 from adadp.graphs import WARM_UP, TrainingStep
-from adadp.sampling import Microbatch
 from adadp.shape import Diagonal, Kronecker, Shape
 from adadp.sources import Probe
 
@@ -112,10 +111,9 @@ def private(task: Task, replayed: bool = False) -> Step:
         clipping=clipping,
         pad_lots=replayed,
     )
-    numbers = iter(range(10**9))
 
     def ordinarily() -> None:
-        loader.announce(Microbatch(next(numbers), 0, last=True, count=lot, real=lot, planned=lot))
+        loader.open_for(lot)
         optimizer.zero_grad()
         task.loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -127,7 +125,7 @@ def private(task: Task, replayed: bool = False) -> Step:
             raise RuntimeError(step.why_not)
 
         def run() -> None:
-            loader.announce(Microbatch(next(numbers), 0, last=True, count=lot, real=lot, planned=lot))
+            loader.open_for(lot)
             step(task.inputs, task.targets)
             if step.why_not is not None:
                 raise RuntimeError(step.why_not)

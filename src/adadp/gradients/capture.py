@@ -147,6 +147,16 @@ class Capture:
         """Whether a backward pass came through a watched layer since the last `take`."""
         return bool(self._records)
 
+    @property
+    def records(self) -> int:
+        """How many calls of layers backward passes came through since the last `take`."""
+        return len(self._records)
+
+    @property
+    def halved(self) -> bool:
+        """Whether output gradients came in half precision since the last `take`."""
+        return any(record.halved for record in self._records)
+
     def work_on(self, tag: object, count: int) -> None:
         """What runs from now on works on the microbatch `tag` of `count` examples."""
         self.tag, self.count = tag, count

@@ -38,6 +38,7 @@ class Record:
     def __init__(self, call: Call, saved: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
         self.call = call
         self.backward = backward_pass()  # torch's number of that pass
+        self.halved = any(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients)
         self._parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = (saved, gradients)
         self._forms: Mapping[str, PerExample] = {}
         if call.capture.complete(call) and (bounded := call.capture.bounded(self)) is not None:

@@ -28,7 +28,7 @@ from adadp.reproduce.accounts import Theorem1, noise_for
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.distributions import look
 from adadp.reproduce.tasks import Prepared, prepare
-from adadp.sampling import PrivateLoader
+from adadp.loader import PrivateLoader
 from adadp.shape import Kronecker
 from adadp.sources import Public
 

@@ -20,7 +20,6 @@ from adadp.engine import PrivacyEngine
 from adadp.probes import PinkNoise, Vectors
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.item import Item, Job, Options, Record, Report, register
-from adadp.sampling import Microbatch
 
 WHO = ("sgd", "dpsgd", "adadp/sound", "adadp/lot", "adadp/example", "agd", "dpopt/sound", "dpopt/published")
 BATCH = {"mnist": 120, "cifar10": 32}
@@ -76,10 +75,10 @@ def stepper(
         data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=batch),
         task=algorithms.Task(batch, 100_000, probes), pad_lots=replayed and not made.looks,
     )  # fmt: skip
-    numbers, work = iter(range(10**9)), made.training_step(private, module)
+    work = made.training_step(private, module)
 
     def step() -> None:
-        lots.announce(Microbatch(next(numbers), 0, last=True, count=batch, real=batch, planned=batch))
+        lots.open_for(batch)
         work(inputs, targets)
 
     return step

@@ -1,0 +1,118 @@
+"""The weights that are trained are those that were made private, and gradients reach them through the module alone."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from adadp.errors import TrainingLoopError
+from adadp.gradients import Capture
+
+#: Modules that belong to a private model, each with the capture that watches it.
+_TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
+
+#: In-place changes that a freshly made or loaded parameter has at most; an optimizer makes one or more a step.
+_FRESH = 16
+
+
+class Weights:
+    """The tensors of one private model, as they were when it was made private."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        self._module = module
+        # Flat lists of identities: compared at every step, so nothing is walked that need not be.
+        self._children = [(part._modules, _identities(part._modules)) for part in module.modules()]
+        self._parameters = [(part._parameters, _identities(part._parameters)) for part in module.modules()]
+        self.note_groups(optimizer)
+        self._reached: dict[str, None] = {}
+        for name, parameter in module.named_parameters():
+            _watch(parameter, name, self._reached)
+
+    def note_groups(self, optimizer: Optimizer) -> None:
+        """Take the optimizer's groups as they are: it steps on the same tensors as before."""
+        self._optimizer = optimizer
+        self._stepped = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+
+    def check(self) -> None:
+        """Raise where a tensor that is trained is not one of those that were made private."""
+        for current, known in (*self._children, *self._parameters):
+            if len(current) != len(known) or list(map(id, current.values())) != known:
+                raise TrainingLoopError(
+                    "the module is not the one that was made private: a part or a parameter was added, replaced, tied "
+                    "or reparametrized since (a new head, LoRA, weight_norm, load_state_dict(assign=True)). What came "
+                    "later is trained without clipping and noise. Change the model first, then call make_private."
+                )
+        stepped = [id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]]
+        if stepped != self._stepped:
+            raise TrainingLoopError(
+                "the optimizer's parameters were changed after make_private: what it steps on must be what is "
+                "released. Build the optimizer with all parameters first, then call make_private."
+            )
+
+    def take_reached(self) -> str:
+        """Name the parameters that a gradient reached from outside the module's calls since the last time; "" if none.
+
+        Autograd accumulates into the parameters themselves only there: in the module's calls they are replaced.
+        """
+        names = list(self._reached)
+        self._reached.clear()
+        return ", ".join(names[:3])
+
+
+def _watch(parameter: nn.Parameter, name: str, reached: dict[str, None]) -> None:
+    if parameter.is_leaf and (parameter.is_floating_point() or parameter.is_complex()):
+        before = parameter.requires_grad
+        parameter.requires_grad_(True)  # a hook needs it; it may be unfrozen later
+        parameter.register_post_accumulate_grad_hook(lambda _: reached.setdefault(name))  # type: ignore[no-untyped-call]
+        parameter.requires_grad_(before)
+
+
+def _identities(entries: dict[str, Any]) -> list[int]:
+    return [id(entry) for entry in entries.values()]
+
+
+def taken(module: nn.Module) -> str | None:
+    """The name of a part of `module` that belongs to another private model, None if there is none."""
+    for name, part in module.named_modules():
+        reference = _TAKEN.get(part)
+        capture = None if reference is None else reference()
+        if capture is not None and capture.attached:
+            return name or type(part).__name__
+    return None
+
+
+def take(module: nn.Module, capture: Capture) -> None:
+    """Note that all parts of `module` are watched by `capture`."""
+    for part in module.modules():
+        _TAKEN[part] = weakref.ref(capture)
+
+
+def trained_before(module: nn.Module, optimizer: Optimizer) -> bool:
+    """Whether the weights show that they were trained in this process already."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    changed = any(parameter.grad is not None or parameter._version > _FRESH for parameter in parameters)
+    return changed or any(optimizer.state.get(parameter) for parameter in parameters)
+
+
+def foreign_leaves(losses: Tensor, capture: Capture) -> str:
+    """Parameters outside the watched module's calls that a graph leads to, in words; "" if there are none."""
+    names = {id(parameter): name for name, parameter in capture.module.named_parameters()}
+    seen: set[Any] = set()
+    waiting = [losses.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)  # what AccumulateGrad adds to
+        if isinstance(leaf, nn.Parameter):
+            shape = list(leaf.shape)
+            return f"the module's own {names[id(leaf)]}" if id(leaf) in names else f"a parameter of shape {shape}"
+        waiting.extend(following for following, _ in node.next_functions)
+    return ""
+
+
+__all__ = ["Weights", "foreign_leaves", "take", "taken", "trained_before"]

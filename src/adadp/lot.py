@@ -1,0 +1,210 @@
+"""One lot's life: handed out by the loader, filled by backward passes, charged, released.
+
+Exactly one lot is out at a time. The loader, the capture, the step and the optimizer of a run share one `Lots`, and
+whoever holds a batch holds its lot: what a microbatch may be used for follows from the state of its lot, never from the
+order in which other objects were called.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from adadp.errors import TrainingLoopError
+
+
+class State(enum.Enum):
+    """How far a lot has come."""
+
+    OPENED = "handed out; some of its microbatches may have been added up"
+    FILLED = "every microbatch was added up"
+    CHARGED = "written down in the ledger"
+    RELEASED = "its noised sum has left the step"
+    FAILED = "a microbatch could not be worked on, and what was added up is gone"
+    LEFT = "the loop left the iterator that handed it out"
+
+
+@dataclass(eq=False)
+class Lot:
+    """The examples of one release. `number` is the lot's place in its run: lot k follows from (run key, k) alone."""
+
+    number: int
+    state: State = State.OPENED
+    charged: bool = False
+    added: int = 0  # how many of its microbatches are in `sums`
+    sums: dict[str, Tensor] = field(default_factory=dict)  # bounded, not noised: private data
+    nonfinite: Tensor | None = None  # how many examples counted for nothing; shown only where it was asked for
+    settings: list[object] = field(default_factory=list)  # what must not change between its microbatches
+
+    def drop(self, state: State) -> None:
+        """Let go of everything that was added up, and end in `state`."""
+        self.state, self.added, self.sums, self.nonfinite, self.settings = state, 0, {}, None, []
+
+
+@dataclass(frozen=True, eq=False)
+class Microbatch:
+    """A part of a lot that fits in memory.
+
+    Its batch has `count` rows, of which the first `real` are examples that were drawn; the others fill it up and count
+    for nothing (an empty lot comes as one such row). `planned` is the number of rows that such a part is planned for, a
+    public number. `indices` are the drawn examples' places in the dataset, in the order in which collate got them.
+    """
+
+    of: Lot
+    index: int
+    last: bool
+    count: int
+    real: int | Tensor  # a tensor where steps are replayed on a GPU: each lot writes its number there
+    planned: int
+    indices: Sequence[int] = ()
+
+    @property
+    def lot(self) -> int:
+        """The number of its lot."""
+        return self.of.number
+
+    @property
+    def done(self) -> bool:
+        """Whether `optimizer.step()` was called for it."""
+        return self.of.added > self.index or self.of.state is State.RELEASED
+
+    def keep(self, device: torch.device) -> Tensor:
+        """Which rows are examples that were drawn, [count] of bool."""
+        if isinstance(self.real, int) and self.real == self.count:
+            return torch.ones(self.count, dtype=torch.bool, device=device)
+        return torch.arange(self.count, device=device) < self.real
+
+    def cut(self, size: int) -> list[Microbatch]:
+        """The same rows as microbatches of `size`, for a lot that was handed out whole."""
+        starts = range(0, self.count, size)
+        real = self.real if isinstance(self.real, int) else self.count
+        return [
+            Microbatch(
+                self.of,
+                number,
+                start + size >= self.count,
+                min(size, self.count - start),
+                max(0, min(size, real - start)),
+                min(size, self.planned),
+                self.indices[start : start + size],
+            )
+            for number, start in enumerate(starts)
+        ]
+
+
+def microbatches(number: int, indices: Sequence[int], size: int | None, planned: int, padded: bool) -> list[Microbatch]:
+    """Lot `number` in parts of at most `size` examples; with `padded` every part has rows for exactly `size`."""
+    lot = Lot(number)
+    size = size or max(1, len(indices))
+    pieces = [indices[start : start + size] for start in range(0, max(1, len(indices)), size)]
+    return [
+        Microbatch(
+            lot, place, place == len(pieces) - 1, size if padded else max(1, len(piece)), len(piece), planned, piece
+        )
+        for place, piece in enumerate(pieces)
+    ]
+
+
+class Lots:
+    """The lots of one run, of which one is out at a time. `note` writes a reason for *none*, or a note, into the run."""
+
+    def __init__(self) -> None:
+        self.current: Microbatch | None = None
+        self.batch: Any = None  # what was handed out for `current`
+        self.next = 0  # the number of the lot that will be opened next
+        self.stopped = False  # the budget is spent: nothing more is handed out
+        self.note: Callable[..., None] = lambda **facts: None
+        self.on_hand_out: Callable[[Microbatch], None] = lambda microbatch: None
+        self._holder: object = None  # the iteration that handed out `current`
+        self._handed: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    # ---- handing out ----------------------------------------------------------------------------------------------
+
+    def refuse_next(self, holder: object) -> None:
+        """Raise where `holder`, an iteration of the loader, may not hand out another batch now."""
+        if self.current is None or self.current.of.state in (State.RELEASED, State.LEFT) or self.current.done:
+            return
+        if holder is not self._holder:
+            self._leave()
+            return
+        self.note(
+            reasons=[
+                "the loop asked for another batch before optimizer.step() was called for the one that it held: either "
+                "a batch was skipped, and one example can decide whether hundreds of others count, or batches were "
+                "fetched ahead"
+            ]
+        )
+        raise TrainingLoopError(
+            f"lot {self.current.lot} was handed out and optimizer.step() was not called for it, but another batch is "
+            "asked for. Call step() once for every batch. To fetch ahead, use the DataLoader's workers or "
+            "make_private(prefetch=device); to evaluate, use an ordinary DataLoader over the same dataset; do not skip "
+            "a batch because of its loss or an error: examples whose gradients are not finite count for nothing by "
+            "themselves, and step(keep=mask) leaves examples out one by one. The guarantee is none from here on."
+        )
+
+    def held_by(self, holder: object) -> bool:
+        """Whether the last batch was handed out by this iteration of the loader."""
+        return self._holder is holder
+
+    def refuse_second_iteration(self) -> None:
+        """An iteration that was left goes on: it would hand out lots that a later one has handed out already."""
+        self.note(reasons=["two iterations of the loader took turns, so that a lot may have been handed out twice"])
+        raise TrainingLoopError(
+            "another iteration of this loader was begun since this one gave out its last batch (zip(loader, loader), "
+            "or a loop over the loader inside a loop over it): its lots were taken over. Use one iteration at a time; "
+            "to evaluate, use an ordinary DataLoader over the same dataset. The guarantee is none from here on."
+        )
+
+    def _leave(self) -> None:
+        """A new iteration of the loader begins while a batch of an earlier one is out: the loop left that one."""
+        assert self.current is not None
+        self.current.of.drop(State.LEFT)
+        self.note(
+            notes=[
+                "the loop left an iterator of the loader (a break, a peek) while a lot was out; that lot was not "
+                "released, which must not have depended on what was in it"
+            ]
+        )
+
+    def hand_out(self, microbatch: Microbatch, batch: Any = None, holder: object = None) -> None:
+        """The loop holds this microbatch from now on, `batch` being its rows."""
+        self.current, self.batch, self._holder = microbatch, batch, holder
+        self.next = max(self.next, microbatch.lot + 1)
+        if len(self._handed) > 256:
+            self._handed = {key: entry for key, entry in self._handed.items() if entry[0]() is not None}
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                self._handed[id(leaf)] = weakref.ref(leaf), microbatch.lot
+        self.on_hand_out(microbatch)
+
+    def work_on(self, microbatch: Microbatch) -> None:
+        """Go to another part of what was handed out, which stays with the iteration that handed it out."""
+        self.current = microbatch
+        self.on_hand_out(microbatch)
+
+    # ---- using ----------------------------------------------------------------------------------------------------
+
+    def refuse_other_batches(self, leaves: Iterable[Any]) -> None:
+        """Raise where one of `leaves` is a tensor that was handed out for another lot than the one that is out."""
+        if self.current is None:
+            return
+        for leaf in leaves:
+            reference, number = self._handed.get(id(leaf), (None, -1))
+            if reference is not None and reference() is leaf and number != self.current.lot:
+                self.note(reasons=["a batch of another lot was trained on"])
+                raise TrainingLoopError(
+                    f"the module is given a batch of lot {number} while lot {self.current.lot} is out: an example of "
+                    "it would be in two releases, or its padding would count. Train on the batch that the loader "
+                    "handed out last."
+                )
+
+    def finished(self) -> None:
+        """Let go of the batch of a lot that is over."""
+        self.batch = None
