@@ -140,6 +140,20 @@ class Plan:
         spent = get_accountant("theorem1").epsilon(self._training(self.noise_multiplier), self.settings.delta)
         return spent.epsilon if math.isfinite(spent.epsilon) else None
 
+    # ---- what counts as public --------------------------------------------------------------------------------------
+
+    @property
+    def own_data(self) -> bool:
+        """Whether the data is the user's own, of which nothing is public but what the user says."""
+        return self.settings.dataset not in data.NAMES
+
+    def public(self) -> tuple[str, ...]:
+        """What counts as public about the data, in sentences for the reader of the guarantee."""
+        if not self.own_data:
+            return self.train.public
+        numbers = f"the number of rows: N = {len(self.train):,} to train on, {len(self.test):,} held out"
+        return (numbers, *self.train.public)
+
     # ---- what it looks like -----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
@@ -166,8 +180,8 @@ class Plan:
 def read(settings: Settings) -> HeldOut:
     """The data that the settings name, with its held-out part."""
     if settings.dataset in data.NAMES:
-        for name in ("label", "test", "test_fraction"):
-            if getattr(settings, name) is not None:
+        for name in ("label", "classes", "drop_other_labels", "test", "test_fraction"):
+            if getattr(settings, name) not in (None, (), False):
                 raise ConfigurationError(f"{name} goes with data of your own: {settings.dataset} has a split")
         return HeldOut(
             data.load(settings.dataset, data_dir=settings.data_dir),
@@ -181,6 +195,8 @@ def read(settings: Settings) -> HeldOut:
     return data.read_held_out(
         settings.dataset,
         label=settings.label,
+        classes=settings.classes or None,
+        drop_other_labels=settings.drop_other_labels,
         test=settings.test,
         test_fraction=settings.test_fraction,
         seed=None if settings.seed is None else derived(settings.seed, "split"),

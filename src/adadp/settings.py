@@ -18,10 +18,15 @@ class Settings:
 
     Give either `epsilon` (the noise is calibrated to it; 1.0 unless told otherwise) or `noise_multiplier`, and either
     `epochs` or `steps`. `settings` are the algorithm's own numbers (`adadp.algorithms.defaults`).
+
+    `classes` declares the class names of data of your own; without it those that occur are public by your use of the
+    data. `drop_other_labels` leaves out rows of other labels, which are refused otherwise.
     """
 
     dataset: str = "digits"
     label: str | None = None
+    classes: tuple[str, ...] = ()
+    drop_other_labels: bool = False
     test: str | None = None
     test_fraction: float | None = None
     text: tuple[str, ...] = ()
@@ -75,7 +80,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return {**asdict(self), "text": list(self.text), "settings": dict(self.settings)}
+        return {**asdict(self), "text": list(self.text), "classes": list(self.classes), "settings": dict(self.settings)}
 
 
 def from_mapping(values: Mapping[str, Any], where: str = "settings") -> Settings:

@@ -114,7 +114,7 @@ class _Execution:
 
     def __init__(self, plan: Plan, report: Report | None) -> None:
         self.plan, self.settings, self.report = plan, plan.settings, report
-        self.assumptions: list[str] = [f"public: {text}" for text in plan.train.public]
+        self.assumptions: list[str] = [f"public: {text}" for text in plan.public()]
         self.engine: PrivacyEngine | None = None
 
     def run(self) -> Result:
@@ -276,6 +276,7 @@ class _Execution:
             "built": plan.model_name,
             "input_shape": list(plan.input_shape),
             "classes": list(plan.train.classes),
+            "classes_declared": bool(plan.settings.classes),
             "kind": "table" if isinstance(plan.train, Table) else "images",
             "image_shape": list(plan.train.input_shape) if isinstance(plan.train, Dataset) else None,
             "maximum": plan.train.maximum if isinstance(plan.train, Dataset) else None,

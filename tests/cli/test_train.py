@@ -162,6 +162,58 @@ def test_a_table_of_ones_own() -> None:
     assert "'amount'" in refused("predict", "run", "less.csv")
 
 
+OWN = ["--epsilon", "3", "--delta", "1e-3", "--steps", "2", "--lot", "30", "--seed", "1", "--model", "linear"]
+
+
+def test_what_counts_as_public_is_said_before_anything_is_spent() -> None:
+    write_table("train.csv")
+    said = call("train", "--dataset", "train.csv", *OWN, "--out", "one").stdout
+    line = next(line for line in said.splitlines() if line.startswith("public by your use of this data: N = "))
+    assert line.endswith("held out; classes: no, yes")
+    assert said.index(line) < said.index("Trained")
+    rests_on = json.loads((Path("one") / "guarantee.json").read_text())["assumptions"]
+    assert any(text.startswith("public: the number of rows: N = ") for text in rests_on)
+    assert "public: the class names, as they occur in the data (no, yes)" in rests_on
+    assert json.loads((Path("one") / "config.json").read_text())["classes_declared"] is False
+    told = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text()
+    untold = [f.name for f in Path("one").iterdir() if f.suffix != ".head" and f"`{f.name}`" not in told]
+    assert not untold, "docs/threat-model.md says of every file of a run who may see it"
+    result = call("train", "--dataset", "train.csv", *OWN, "--out", "two", "--classes", "yes, no,maybe", "--json")
+    assert json.loads(result.stdout)["steps"] == 2, "JSON and nothing else"
+    assert result.stderr.splitlines()[0].endswith("held out; declared classes: yes, no, maybe")
+    config = json.loads((Path("two") / "config.json").read_text())
+    assert (config["classes"], config["classes_declared"]) == (["yes", "no", "maybe"], True)
+    assert "public: the class names, declared (yes, no, maybe)" in json.loads(
+        (Path("two") / "guarantee.json").read_text()
+    )["assumptions"]
+    assert "public by your use" not in call("train", *QUICK).output, "of a published data set all is public"
+
+
+def test_labels_outside_the_declared_classes() -> None:
+    Path(write_table("t.csv")).write_text(Path("t.csv").read_text() + "12,red,perhaps\n")
+    arguments = ["train", "--dataset", "t.csv", *OWN, "--classes", "no,yes"]
+    assert "drop_other_labels" in refused(*arguments)
+    assert not Path("runs").exists(), "nothing was started"
+    found = values(*arguments, "--drop-other-labels", "--out", "run")
+    config = json.loads((Path("run") / "config.json").read_text())
+    assert config["drop_other_labels"] is True
+    assert found["examples"] < 301
+    assert values("evaluate", "run", "--dataset", "t.csv")["examples"] == 300
+    Path("run.toml").write_text('dataset = "t.csv"\nclasses = ["no", "yes"]\ndrop-other-labels = true\n')
+    assert values("train", "--config", "run.toml", *OWN)["examples"] == found["examples"]
+    assert "data of your own" in refused("train", "--dataset", "digits", "--classes", "a,b")
+    assert "classes" in refused("train", "--dataset", "t.csv", "--drop-other-labels")
+    assert "without a name" in refused("train", "--dataset", "t.csv", "--classes", "no,,yes")
+
+
+def test_the_number_of_examples_has_one_wording() -> None:
+    run = ["--examples", "1000", "--lot", "10", "--steps", "5"]
+    wording = "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets"
+    assert wording in values("account", *run, "--noise-multiplier", "2", "--delta", "1e-5")["assumptions"]
+    calibrated = call("calibrate", *run, "--epsilon", "2", "--delta", "1e-5", "--json").stdout
+    assert wording in json.loads(calibrated)["assumptions"]
+
+
 def test_images_of_ones_own() -> None:
     found = values("train", *QUICK, "--pca-noise-multiplier", "30", "--out", "run")
     test = data.load("digits", "test")

@@ -61,6 +61,69 @@ def test_a_mixed_column_can_be_declared_text(tmp_path):
     assert table.columns["code"].tolist() == ["17", "A5"]
 
 
+def test_declared_classes_are_the_ones_however_few_occur(tmp_path):
+    declared = read(csv(tmp_path, CSV), missing=True, classes=["maybe", "yes", "no"])
+    assert declared.classes == ("maybe", "yes", "no")
+    assert declared.labels.tolist() == [1, 2, 1]
+    assert any("declared (maybe, yes, no)" in sentence for sentence in declared.public)
+    found = read(csv(tmp_path, CSV), missing=True)
+    assert any("as they occur in the data (no, yes)" in sentence for sentence in found.public)
+    # One class may be missing from the data: whether it is would depend on single rows.
+    assert read(csv(tmp_path, "a,label\n1,yes\n2,yes\n"), classes=["no", "yes"]).labels.tolist() == [1, 1]
+    # One label that is no number does not change what the others mean.
+    numbers = csv(tmp_path, "a,label\n1,0\n2,1.0\n3,1\n4,?\n")
+    with pytest.raises(DataError, match=r"row 4 is none of the classes .*drop_other_labels"):
+        read(numbers, classes=[0, 1])
+    assert read(numbers, classes=[0, 1.0], drop_other_labels=True).labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("classes", [["no"], ["no", "no"], ["no", ""], []])
+def test_declarations_that_make_no_sense(tmp_path, classes):
+    with pytest.raises(DataError, match="class"):
+        read(csv(tmp_path, CSV), missing=True, classes=classes)
+
+
+def test_rows_of_other_labels_are_left_out_by_a_declared_rule(tmp_path):
+    """The rule looks at each row by itself: what is kept of the others is the same with such a row and without."""
+    rows = "a,b,label\n1,x,no\n2,y,yes\n3,x,no\n"
+    options = {"classes": ["no", "yes"], "drop_other_labels": True}
+    without = read(csv(tmp_path, rows), **options)
+    for more in ("9,z,perhaps\n", "9,z,\n", "9,z,17\n", ",z,other\n", "inf,z,other\n"):
+        kept = read(csv(tmp_path, rows + more), **options)
+        assert kept.columns["a"].tolist() == without.columns["a"].tolist() == [1.0, 2.0, 3.0]
+        assert kept.columns["b"].tolist() == ["x", "y", "x"]
+        assert torch.equal(kept.labels, without.labels)
+        assert kept.public == without.public
+    assert any("left out, by a rule declared beforehand" in sentence for sentence in kept.public)
+    with pytest.raises(DataError, match="no row"):
+        read(csv(tmp_path, rows), classes=["a", "b"], drop_other_labels=True)
+    with pytest.raises(DataError, match="declare those"):
+        read(csv(tmp_path, rows), drop_other_labels=True)
+
+
+def test_folders_of_other_names_are_left_out_by_a_declared_rule(tmp_path):
+    pets = folder_of_images(tmp_path / "pets", classes=("cat", "dog", "newt"))
+    kept = read(pets, classes=["dog", "cat"], drop_other_labels=True)
+    assert kept.classes == ("dog", "cat")
+    assert sorted(kept.labels.tolist()) == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(DataError, match=r"'newt' is none of the classes .*drop_other_labels"):
+        read(pets, classes=["dog", "cat"])
+    with pytest.raises(DataError, match="no image"):
+        read(pets, classes=["cow", "hen"], drop_other_labels=True)
+
+
+def test_parquet_and_npz_labels_beside_declared_classes(tmp_path):
+    np.savez(tmp_path / "t.npz", x=np.ones((3, 2)), label=np.array([1.0, 0.0, np.nan]))
+    options = {"classes": [0, 1], "drop_other_labels": True}
+    assert read(tmp_path / "t.npz", **options).labels.tolist() == [1, 0]
+    np.savez(tmp_path / "i.npz", x=np.zeros((3, 5, 5), dtype=np.uint8), label=np.array([1, 0, 7]))
+    images = read(tmp_path / "i.npz", **options)
+    assert images.images.shape == (2, 1, 5, 5)
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"a": [1, 2, 3], "label": [1, None, 0]}), tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet", **options).columns["a"].tolist() == [1.0, 3.0]
+
+
 def test_numbers_as_labels_are_sorted_as_numbers(tmp_path):
     table = read(csv(tmp_path, "a,label\n1,10\n2,2\n3,10.0\n"))
     assert table.classes == ("2", "10")

@@ -40,6 +40,7 @@ def evaluate(
         held = data.read(
             name, label=label or config["label"], classes=finished.classes, text=config["text"],
             missing=config["missing"], size=parse_image_size(config["image_size"]),
+            drop_other_labels=config.get("drop_other_labels", False),
         )  # fmt: skip
     if isinstance(held, data.Dataset) != (config["kind"] == "images"):
         raise ConfigurationError(f"{name}: the run was trained on {config['kind']}, and this is something else")

@@ -28,6 +28,13 @@ def train(
         _option("digits, mnist, fashion-mnist, cifar10, cifar100, a .csv, .parquet or .npz file, a folder. [digits]"),
     ] = None,
     label: Annotated[str | None, _option("The label's column, in a file of your own. [label]")] = None,
+    classes: Annotated[
+        str | None, _option("The class names of your own data, as in no,yes: declared, not read off. [as they occur]")
+    ] = None,
+    drop_other_labels: Annotated[
+        bool | None,
+        _option("Leave out rows of other labels, which are refused otherwise.", "--drop-other-labels"),
+    ] = None,
     test: Annotated[str | None, _option("Held-out data of your own, in another file or folder.")] = None,
     test_fraction: Annotated[float | None, _option("Or the part of your data to hold out. [0.2]")] = None,
     text: Annotated[list[str] | None, _option("A column to take as text, whatever it holds. Repeatable.")] = None,
@@ -75,6 +82,8 @@ def train(
 
     values = {} if config is None else settings.read_toml(config)
     values.update({key: value for key, value in given.items() if value is not None})
+    if classes is not None:
+        values["classes"] = [name.strip() for name in classes.split(",")]
     # One of two on the command line takes the place of the other in the file.
     for one, other in (("epsilon", "noise_multiplier"), ("noise_multiplier", "epsilon"), ("steps", "epochs"),
                        ("epochs", "steps")):
@@ -86,6 +95,8 @@ def train(
     warnings = warn_about_delta(plan.settings.delta, len(plan.train)) if plan.algorithm.private else ()
     if not json_output:
         _print_plan(plan)
+    if plan.own_data:
+        typer.echo(_public_line(plan), err=json_output)  # before anything is spent
     for warning in warnings:
         warn(warning)
     if json_output:
@@ -104,6 +115,16 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise ConfigurationError(f"--set takes NAME=VALUE, not {text!r}")
     return name.strip().replace("-", "_"), value.strip()
+
+
+def _public_line(plan: Plan) -> str:
+    from adadp.data.labels import listed
+
+    how = "declared classes" if plan.settings.classes else "classes"
+    return (
+        f"public by your use of this data: N = {len(plan.train):,} rows to train on, {len(plan.test):,} held out; "
+        f"{how}: {listed(plan.train.classes)}"
+    )
 
 
 def _print_plan(plan: Plan) -> None:

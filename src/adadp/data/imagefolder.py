@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from adadp.data import labels
 from adadp.data.dataset import Dataset
 from adadp.data.errors import CorruptDataError, DataError
 from adadp.data.extras import require
@@ -18,32 +20,38 @@ _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif",
 def read_images(
     path: Path,
     *,
-    classes: tuple[str, ...] | None = None,
+    classes: Sequence[object] | None = None,
     size: tuple[int, int] | None = None,
     grey: bool | None = None,
+    drop_other_labels: bool = False,
 ) -> Dataset:
     """Images of all classes, in the order of their names. The names of the folders are the classes (public).
 
+    `classes` declares them: a folder of another name is refused, or with `drop_other_labels` left out.
     `size` (height, width) resizes every image by itself; without it all must be equally large. `grey` says
     whether there is one channel or three; without it there is one if all images are grey. Nothing is measured
     on pixels.
     """
     library = require("PIL.Image", "pillow", "reading images")
     folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
-    names = classes or tuple(folder.name for folder in folders)
+    names = tuple(folder.name for folder in folders) if classes is None else labels.declared(classes)
     strangers = [folder.name for folder in folders if folder.name not in names]
-    if strangers:
+    if strangers and not drop_other_labels:
         raise DataError(
-            f"{path / strangers[0]}: {strangers[0]!r} is none of the classes ({', '.join(names)})"
+            f"{path / strangers[0]}: {strangers[0]!r} is none of the classes ({labels.listed(names)}). Declare it, "
+            "or have such folders left out by rule (drop_other_labels)"
         )
     files = [
         (f, names.index(d.name))
         for d in folders
+        if d.name in names
         for f in sorted(d.iterdir())
         if f.suffix.lower() in _SUFFIXES
     ]
     if len({label for _, label in files}) < 2 and classes is None:
         raise DataError(f"{path} must hold a folder of images for each of two or more classes")
+    if not files:
+        raise DataError(f"{path} holds no image in a folder of one of the classes ({labels.listed(names)})")
     images = [_open(library, file, size) for file, _ in files]
     if grey is None:
         grey = all(image.mode in ("L", "1", "I;16") for image in images)
@@ -55,9 +63,10 @@ def read_images(
                 f"{arrays[0].shape[1]}x{arrays[0].shape[0]}: give a size, and all are resized to it"
             )
     pixels = torch.from_numpy(np.stack(arrays).reshape(len(arrays), *arrays[0].shape[:2], -1))
-    labels = torch.tensor([label for _, label in files], dtype=torch.int64)
-    public = ("the class names (names of folders)", "the size of the images and whether they are grey")
-    return Dataset(path.name, pixels.permute(0, 3, 1, 2).contiguous(), labels, names, 255, public)
+    numbers = torch.tensor([label for _, label in files], dtype=torch.int64)
+    known = labels.public_names(names, classes is not None, drop_other_labels)
+    public = (known, "the size of the images and whether they are grey")
+    return Dataset(path.name, pixels.permute(0, 3, 1, 2).contiguous(), numbers, names, 255, public)
 
 
 def _open(library: Any, file: Path, size: tuple[int, int] | None) -> Any:

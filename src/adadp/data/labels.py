@@ -14,20 +14,36 @@ from adadp.data.errors import DataError
 _MOST_CLASSES = 1_000
 
 
+UNLISTED = -1
+"""What `encode` gives a row that a declared rule leaves out."""
+
+
+def declared(classes: Sequence[object]) -> tuple[str, ...]:
+    """The names of declared classes. Refused: fewer than two, one without a name, and one twice."""
+    names = tuple(_plain(name) for name in classes)
+    if "" in names:
+        raise DataError("a class is declared without a name")
+    if len(names) < 2:
+        raise DataError(f"classes must name two or more, not {len(names)}: there is nothing to learn")
+    if len(set(names)) != len(names):
+        raise DataError("a class is declared twice")
+    return names
+
+
 def encode(
-    values: np.ndarray[Any, Any], where: str, classes: Sequence[object] | None = None
+    values: np.ndarray[Any, Any], where: str, classes: Sequence[object] | None = None, *, drop: bool = False
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Number the classes: labels int64 of shape (n,), and the names of the classes in order.
 
     `classes` declares them; without it they are the values that occur, and count as public. Refused: missing
-    labels, values that are no declared class, numbers with a fraction, and a single class.
+    labels, values that are no declared class, numbers with a fraction, and a single class. With `drop` a row
+    without a declared class gets `UNLISTED` instead: a rule that looks at each row by itself and refuses nothing.
     """
-    texts = [_text(value, where, row) for row, value in enumerate(np.asarray(values).tolist())]
-    names = (
-        _names(set(texts))
-        if classes is None
-        else tuple(_text(c, "classes", i) for i, c in enumerate(classes))
-    )
+    found = np.asarray(values).tolist()
+    if classes is not None:
+        return _among(found, where, declared(classes), drop)
+    texts = [_text(value, where, row) for row, value in enumerate(found)]
+    names = _names(set(texts))
     if len(names) < 2:
         raise DataError(
             f"{where} holds one class only ({', '.join(names) or 'none'}): there is nothing to learn"
@@ -35,13 +51,53 @@ def encode(
     if len(names) > _MOST_CLASSES:
         raise DataError(f"{where} holds {len(names)} different values: is it a class label?")
     place = {name: index for index, name in enumerate(names)}
-    if len(place) != len(names):
-        raise DataError("a class is declared twice")
-    for row, text in enumerate(texts):
-        if text not in place:
-            known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-            raise DataError(f"{where}: the label {text!r} of row {row + 1} is none of the classes ({known})")
     return torch.tensor([place[text] for text in texts], dtype=torch.int64), names
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names of classes in a sentence: all, or the first ten of many."""
+    return ", ".join(names[:10]) + (f", ... ({len(names):,} in all)" if len(names) > 10 else "")
+
+
+def public_names(names: Sequence[str], declared: bool, drop: bool = False) -> str:
+    """What is public about the classes, as a sentence for the reader of a guarantee."""
+    how = "declared" if declared else "as they occur in the data"
+    rule = "; rows with another label are left out, by a rule declared beforehand" if drop else ""
+    return f"the class names, {how} ({listed(names)}){rule}"
+
+
+def _among(found: list[object], where: str, names: tuple[str, ...], drop: bool) -> tuple[Tensor, tuple[str, ...]]:
+    place = {name: index for index, name in enumerate(names)}
+    numbers = []
+    for row, value in enumerate(found):
+        number = place.get(_plain(value))
+        if number is None and isinstance(value, str):
+            number = place.get(_as_whole_number(value))  # "1.0" where a column of numbers was read as text
+        if number is None and not drop:
+            text = _text(value, where, row)  # refuses what is no label at all
+            raise DataError(
+                f"{where}: the label {text!r} of row {row + 1} is none of the classes ({listed(names)}). Correct it, "
+                "declare its class, or have such rows left out by rule (drop_other_labels)"
+            )
+        numbers.append(UNLISTED if number is None else number)
+    return torch.tensor(numbers, dtype=torch.int64), names
+
+
+def _plain(value: object) -> str:
+    """A label as text, whatever it is: 1.0 and b"1" are "1"."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else str(value)
+
+
+def _as_whole_number(text: str) -> str:
+    try:
+        number = float(text)
+    except ValueError:
+        return ""
+    return str(int(number)) if number.is_integer() else ""
 
 
 def _text(value: object, where: str, row: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ HELD_OUT_NOTE = (
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Training data and held-out data. `seed` repeats the split; it is no secret."""
+    """Training data and held-out data. `seed` repeats the split; it is no secret, unless it was derived from one."""
 
     train: Dataset | Table
     test: Dataset | Table
@@ -43,28 +43,35 @@ def read(
     missing: bool = False,
     size: tuple[int, int] | None = None,
     grey: bool | None = None,
+    drop_other_labels: bool = False,
 ) -> Dataset | Table:
     """Read a folder of images by class, or a .npz, .csv or .parquet file with a column `label`.
 
     An .npz of numbers (n, d) or of columns (n,) is a table; one with uint8 images (n, height, width[,
     channels]) is a `Dataset`. `text` names columns to take as text. `missing=True` allows missing numbers
     (they become the column's noisy mean); otherwise a NaN is refused. `classes` declares the classes; else
-    those that occur count as public.
+    those that occur count as public. A row with another label, or with none, is refused, and the message names
+    it; `drop_other_labels` declares that such rows are left out instead, without a word about them.
     """
+    if drop_other_labels and classes is None:
+        raise DataError("drop_other_labels goes with classes: declare those whose rows are kept")
     source = Path(path)
     if not source.exists():
         raise DataNotFoundError(f"{source} does not exist")
     if source.is_dir():
-        names = None if classes is None else tuple(str(name) for name in classes)
-        return read_images(source, classes=names, size=size, grey=grey)
-    columns = read_columns(source, text)
+        return read_images(source, classes=classes, size=size, grey=grey, drop_other_labels=drop_other_labels)
     chosen = label if label is not None else "label"
+    # Beside declared classes a label is text: what type its column has would depend on a single cell.
+    columns = read_columns(source, text, () if classes is None else (chosen,))
     if chosen not in columns:
         raise DataError(f"{source} has no label column {chosen!r}; it has {', '.join(columns)}")
     values = columns.pop(chosen)
     if values.ndim != 1:
         raise DataError(f"{source}: the labels {chosen!r} must have shape (n,), not {values.shape}")
-    numbers, names = label_column.encode(values, f"{source}, column {chosen!r}", classes)
+    numbers, names = label_column.encode(
+        values, f"{source}, column {chosen!r}", classes, drop=drop_other_labels
+    )
+    public = label_column.public_names(names, classes is not None, drop_other_labels)
     for name, column in columns.items():
         if column.ndim == 0 or len(column) != len(values):
             raise DataError(
@@ -72,8 +79,15 @@ def read(
             )
     if not columns:
         raise DataError(f"{source} has no column besides the label")
+    kept = numbers != label_column.UNLISTED
+    if not kept.all():
+        numbers = numbers[kept]
+        columns = {name: column[kept.numpy()] for name, column in columns.items()}
+    if not len(numbers):
+        raise DataError(f"{source}: no row of the column {chosen!r} has one of the classes ({', '.join(names)})")
     if len(columns) == 1 and next(iter(columns.values())).ndim > 2:
-        return _images(source, next(iter(columns.values())), numbers, names)
+        pixels = next(iter(columns.values()))
+        return replace(_images(source, pixels, numbers, names), public=(public, "the size of the images"))
     flat = _flatten(source, columns)
     for name, column in flat.items():
         if column.dtype.kind == "f" and not missing and np.isnan(column).any():
@@ -85,7 +99,7 @@ def read(
             )
         if column.dtype.kind == "f" and np.isinf(column).any():
             raise DataError(f"{source}: column {name!r} holds an infinite number")
-    return Table(source.stem, flat, numbers, names)
+    return Table(source.stem, flat, numbers, names, (public, "the names and the types of the columns"))
 
 
 def read_held_out(
@@ -98,7 +112,7 @@ def read_held_out(
 ) -> HeldOut:
     """Read training and held-out data: from two places, or from one with a fraction held out (default 0.2).
 
-    Each row is held out by its own coin, of probability `test_fraction`, so that a row more or less moves no
+    Each row is held out by its own coin, of probability `test_fraction`, so that a row whose place is empty moves no
     other row across the split and the split costs nothing. `options` are those of `read`.
     """
     if test is not None and test_fraction is not None:

@@ -19,8 +19,9 @@ Column = np.ndarray[Any, np.dtype[Any]]
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 
 
-def read_columns(path: Path, text: Collection[str] = ()) -> dict[str, Column]:
-    """Read name -> array from a file, by its suffix. Columns named in `text` are text whatever they hold.
+def read_columns(path: Path, text: Collection[str] = (), labels: Collection[str] = ()) -> dict[str, Column]:
+    """Read name -> array from a file, by its suffix. Columns named in `text` are text whatever they hold, and so
+    are those named in `labels`, if they are there.
 
     A column of a .csv is numeric if all of its cells are numbers or missing, and text if none is a number;
     anything between is refused, since one mistyped cell would otherwise change what a column means.
@@ -34,7 +35,7 @@ def read_columns(path: Path, text: Collection[str] = ()) -> dict[str, Column]:
         raise DataError(
             f"{path}: a data file ends in {', '.join(readers)}; or give a folder of images by class"
         )
-    columns = readers[path.suffix.lower()](path, text)
+    columns = readers[path.suffix.lower()](path, [*text, *labels])
     unknown = [name for name in text if name not in columns]
     if unknown:
         raise DataError(f"{path} has no column {unknown[0]!r}; it has {', '.join(columns)}")
