@@ -23,6 +23,7 @@ from adadp.gradients.spectrum import rounded_up
 from adadp.graphs import _CannotBeReplayedError, _State, _walk
 from adadp.noise import Randomness
 from adadp.loader import PrivateLoader
+from adadp.lot import State
 from adadp.sampling import FixedSize, Poisson
 from adadp.sources import Paid, Released, Source
 from tests.gradients.reference import spectrum_of
@@ -79,19 +80,21 @@ def test_a_lot_over_capacity_is_split_and_complete() -> None:
     )
     size = loader.max_physical_batch_size
     assert size == 16  # 4 + 4 * sqrt(4), in eights
-    lots = [lot.tolist() for lot in Poisson(400, 4).draw(Randomness(0))]
+    lots = [Poisson(400, 4).draw(number, Randomness(0)).tolist() for number in range(100)]
     given: dict[int, list[float]] = {}
     for (batch,) in loader:
         assert loader.current is not None
         assert len(batch) == loader.current.count == size
         given.setdefault(loader.current.lot, []).extend(batch[: loader.current.real].tolist())
+        loader.current.of.added += 1
     assert [given[number] for number in sorted(given)] == [[float(i) for i in lot] for lot in lots]
     assert any(not lot for lot in lots)  # an empty one too
     loader.max_physical_batch_size = 3
     total = 0
     for (batch,) in loader:
         assert len(batch) == 3
-        total += loader.current.real  # type: ignore[union-attr]
+        total += loader.current.real  # type: ignore[union-attr, operator]
+        loader.current.of.added += 1  # type: ignore[union-attr]
     assert total > 300
 
 
@@ -99,7 +102,8 @@ def test_capacity_is_public() -> None:
     assert FixedSize(100, 10).capacity == 10
     assert Poisson(100, 100).capacity == 100
     assert Poisson(60_000, 600).capacity == 704
-    larger = sum(len(lot) > 704 for _ in range(30) for lot in Poisson(60_000, 600).draw(Randomness(5)))
+    source = Randomness(5)
+    larger = sum(len(Poisson(60_000, 600).draw(number, source)) > 704 for number in range(3000))
     assert larger <= 3
 
 
@@ -118,10 +122,13 @@ class Recorded:
         )  # fmt: skip
         self.step = TrainingStep(self.optimizer, lambda x, y: nn.functional.cross_entropy(model(x), y))
         self.batches = (batch for _ in range(3) for batch in loader)
+        self._again: Any = None  # a batch on which the last step failed: it is still out
 
     def go(self, steps: int = 1) -> None:
         for _ in range(steps):
-            self.step(*next(self.batches))
+            self._again = self._again or next(self.batches)
+            self.step(*self._again)
+            self._again = None
 
 
 @pytest.mark.parametrize("name", CLIPPINGS)
@@ -161,7 +168,7 @@ def test_each_lot_is_charged_once_and_never_released_twice() -> None:
     run = Recorded(CLIPPINGS["flat"])
     batch = next(run.batches)
     step = run.optimizer._step
-    step.charge(run.optimizer._loader.current.lot)  # type: ignore[union-attr]
+    step.charge(run.optimizer._loader.current.of)  # type: ignore[union-attr]
     run.step(*batch)  # as after a recording that failed
     run.go()
     charged: list[object] = []
@@ -297,7 +304,7 @@ def test_a_refresh_that_a_recording_cannot_use_is_followed_by_an_ordinary_lot(
         monkeypatch.setattr(_State, "take_over", lambda *_: False)
     run.go()
     assert (run.step.replays, source.step, len(charged), len(begun)) == (replays, lots + 1, 1, 1)
-    assert step._released == run.optimizer._loader.current.lot  # type: ignore[union-attr]
+    assert run.optimizer._loader.current.of.state is State.RELEASED  # type: ignore[union-attr]
     run.go(3)
     assert run.step.why_not is None
     assert run.step.replays > replays
@@ -318,8 +325,8 @@ def test_a_refresh_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPa
         patch.setattr(run.optimizer._step, "gradients_of", fail)
         with pytest.raises(MemoryError):
             run.go()
-    assert run.optimizer._step._lot is None
-    assert not run.optimizer._step._sums
+    assert run.optimizer._step._begun is None
+    assert not run.optimizer._loader.current.of.sums  # type: ignore[union-attr]
     replays = run.step.replays
     run.go(6)
     assert run.step.replays > replays
@@ -407,7 +414,7 @@ def test_a_lot_whose_recording_fails_at_the_end_is_released_once(monkeypatch: py
         run.go()
     assert run.step.replays == 0
     assert len(charged) == 3
-    assert step._released == run.optimizer._loader.current.lot  # type: ignore[union-attr]
+    assert run.optimizer._loader.current.of.state is State.RELEASED  # type: ignore[union-attr]
     assert randomness.generator(torch.device("cpu")) is not generator
     run.go(2)
     assert len(charged) == 5
@@ -430,7 +437,7 @@ def test_an_interrupted_recording_leaves_nothing_behind(monkeypatch: pytest.Monk
     assert before.kept_in(_State(run.clipping.objects()))
     assert all(p.grad is None for p in run.optimizer._parameters.values())
     assert not run.optimizer._step.capture.recorded
-    assert not run.optimizer._step._sums
+    assert not run.optimizer._loader.current.of.sums  # type: ignore[union-attr]
     run.go()
     assert run.step.replays == 1
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from adadp import PrivacyEngine
+from adadp.errors import ConfigurationError
 from adadp.noise import Randomness
 
 
@@ -28,7 +38,8 @@ def test_a_seed_repeats_and_draws_do_not() -> None:
 @pytest.mark.parametrize("other", [7 + 2**32, 7 + 2**64, 8, -7])
 def test_every_bit_of_a_seed_counts(other: int) -> None:
     # torch's own manual_seed(7) and manual_seed(7 + 2**32) are the same stream on a CPU: 32 bits can be tried out.
-    assert not torch.equal(Randomness(7).uniform(20), Randomness(other).uniform(20))
+    assert not torch.equal(Randomness(7).stream("lot 0").uniform(20), Randomness(other).stream("lot 0").uniform(20))
+    assert not torch.equal(Randomness(7).normal(torch.zeros(20)), Randomness(other).normal(torch.zeros(20)))
 
 
 def test_the_generator_starts_with_more_than_a_seed_of_32_bits() -> None:
@@ -43,7 +54,7 @@ def test_the_generator_starts_with_more_than_a_seed_of_32_bits() -> None:
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_uniform_and_permutation(secure: bool) -> None:
-    source = Randomness(None if secure else 5, secure=secure)
+    source = Randomness(None if secure else 5, secure=secure).stream("lot 0")
     values = source.uniform(20_000).numpy()
     assert values.dtype == np.float64
     assert values.min() >= 0
@@ -95,3 +106,100 @@ def test_a_renewed_generator_draws_what_no_recording_can_draw_again() -> None:
     randomness.renew(device)
     assert not torch.equal(first, randomness.normal(like))
     assert not torch.equal(first, Randomness(7).normal(like))
+
+
+# ---- one stream belongs to one run in one process -------------------------------------------------------------------
+
+
+def _in_a_child(work: Callable[[], Any]) -> Any:
+    """What `work` returns, or raises, in a forked process."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            result: Any = work()
+        except BaseException as error:
+            result = error
+        os.write(write, pickle.dumps(result))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        result = pickle.loads(pipe.read())
+    os.waitpid(child, 0)
+    return result
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_forked_process_draws_anew(secure: bool, used_before: bool) -> None:
+    source = Randomness(secure=secure)
+
+    def draw(lot: int = 0) -> list[float]:
+        run = source.spawn("run 0")
+        return [*source.normal(torch.zeros(4)).tolist(), *run.stream(f"lot {lot}").uniform(4).tolist(),
+                *source.stream(f"lot {lot}").uniform(4).tolist()]  # fmt: skip
+
+    drawn = [draw()] if used_before else []
+    drawn += [_in_a_child(draw), _in_a_child(draw), draw(1)]
+    values = [value for row in drawn for value in row]
+    assert len(set(values)) == len(values)
+
+
+def test_a_seeded_stream_is_refused_in_another_process() -> None:
+    source = Randomness(7)
+    for work in (lambda: source.normal(torch.zeros(4)), lambda: source.stream("lot 0"), lambda: source.spawn("run 0")):
+        assert isinstance(_in_a_child(work), ConfigurationError)
+    source.normal(torch.zeros(4))  # it is still this process's
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda source: pickle.loads(pickle.dumps(source)),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_draws_anew_or_refuses(way: str) -> None:
+    source = Randomness()
+    source.normal(torch.zeros(4))
+    rows = [COPIES[way](source).normal(torch.zeros(4)) for _ in range(2)] + [source.normal(torch.zeros(4))]
+    assert len(torch.cat(rows).unique()) == 12
+    with pytest.raises(ConfigurationError, match="copied, pickled or carried"):
+        COPIES[way](Randomness(7)).normal(torch.zeros(4))
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copied_engine_draws_anew_or_refuses(way: str) -> None:
+    def noise(engine: PrivacyEngine) -> Tensor:
+        model = nn.Linear(4, 1, bias=False)
+        _, optimizer, loader = engine.make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), noise_multiplier=1.0,
+            data_loader=DataLoader(TensorDataset(torch.zeros(10, 4)), batch_size=10),
+        )  # fmt: skip
+        for (batch,) in loader:
+            optimizer.backward(model(batch)[:, 0])
+            optimizer.step()
+        return model.weight.grad.flatten()
+
+    engine = PrivacyEngine()
+    drawn = [noise(COPIES[way](engine)), noise(COPIES[way](engine)), noise(engine)]
+    assert len(torch.cat(drawn).unique()) == 12
+    with pytest.raises(ConfigurationError, match="is not copied or pickled"):
+        COPIES[way](engine)  # it has a record now
+    with pytest.raises(ConfigurationError, match="another seed"):
+        noise(COPIES[way](PrivacyEngine(seed=3)))
+
+
+def test_two_runs_of_one_engine_share_neither_lots_nor_noise() -> None:
+    engine = PrivacyEngine(seed=3)
+    drawn = []
+    for _ in range(2):
+        model = nn.Linear(4, 1, bias=False)
+        _, optimizer, loader = engine.make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), noise_multiplier=1.0,
+            data_loader=DataLoader(TensorDataset(torch.arange(40.0).view(10, 4)), batch_size=5),
+        )  # fmt: skip
+        lots = [loader.sampling.draw(number, loader._randomness).tolist() for number in range(8)]
+        drawn.append((optimizer._step._randomness.normal(torch.zeros(6)).tolist(), lots))
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]

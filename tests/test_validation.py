@@ -50,12 +50,10 @@ def refused(model: nn.Module, words: str, **settings: object) -> None:
                 part.reset_parameters()
     engine, model, optimizer, loader = private(model, **settings)
     before = weights(model)
-    tries = 0
-    for batch in loader:
+    for _ in range(3):
+        batch = next(iter(loader))  # another batch may hide what the first one showed
         with pytest.raises(UnsupportedModuleError, match=words):
             step(model, optimizer, batch)
-        tries += 1
-    assert tries > 1
     assert torch.equal(before, weights(model))
     assert dict(engine._open().composition()) == {}
 

@@ -11,6 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from adadp import Ellipsoid, Flat, Kronecker, Released
+from adadp.lot import Lot, State
 from adadp.noise import Randomness
 from soundness.stand import CLIPPINGS, WORLDS, Stand
 
@@ -38,8 +39,7 @@ def standardised(stand: Stand, monkeypatch: pytest.MonkeyPatch, draws: int = DRA
 
     monkeypatch.setattr(stand.clipping, "release", keep)
     for _ in range(draws):
-        stand.step._sums, stand.step._lot = dict(still), 0
-        stand.step.release()
+        stand.step.release(Lot(0, State.FILLED, sums=dict(still)))
     return torch.stack(rows).numpy()
 
 

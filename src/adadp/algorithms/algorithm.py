@@ -140,17 +140,20 @@ class Algorithm(ABC):
     def training_step(self, optimizer: Optimizer, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
         """What is done with each batch of inputs and labels; where it can be, replayed on a GPU (`adadp.graphs`)."""
 
-        def loss(inputs: Tensor, targets: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(model(inputs), targets)
+        def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(model(inputs), targets, reduction="none")
 
         def step(inputs: Tensor, targets: Tensor) -> None:
             optimizer.zero_grad()
-            loss(inputs, targets).backward()  # type: ignore[no-untyped-call]
+            if isinstance(optimizer, PrivateOptimizer):
+                optimizer.backward(losses(inputs, targets))
+            else:
+                losses(inputs, targets).mean().backward()  # type: ignore[no-untyped-call]
             self.see(optimizer, model, inputs, targets)
             optimizer.step()
 
         replayed = isinstance(optimizer, PrivateOptimizer) and not self.looks
-        return TrainingStep(cast(PrivateOptimizer, optimizer), loss) if replayed else step
+        return TrainingStep(cast(PrivateOptimizer, optimizer), losses) if replayed else step
 
     def _sgd(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         if self.settings["lr"] is None:
