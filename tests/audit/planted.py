@@ -261,8 +261,9 @@ def hunt(bug: str, trials: int = 600, seed: int = 1) -> Caught:
 def table(rows: list[Caught], trials: int) -> str:
     lines = [
         f"Bugs planted in the engine, which goes on promising epsilon = {EPSILON:g} at delta = {SETTING.delta:g}, and "
-        f"what found each. {trials} trials, confidence 95%; then as many fresh ones at 99.9%, which have to confirm what "
-        "the audit caught. The first bound takes releases for the plain Gaussians that they are said to be, as the last does; "
+        f"what found each. {trials} trials, confidence 95%; then as many fresh ones at 99.9%, which have to confirm "
+        "what the audit caught. The first bound takes releases for the plain Gaussians that they are said to be, as "
+        "the last does; "
         "the second takes nothing for granted.",
         "",
         "| bug | caught by | epsilon, at least | whatever the mechanism | confirmed at 99.9% | canary | statistic |",
