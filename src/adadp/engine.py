@@ -216,7 +216,7 @@ class PrivacyEngine:
             count_nonfinite=expose_raw,
         )
         capture.on_first_call = _BeforeCall(loader.lots, trial)
-        loader.lots.on_hand_out = lambda microbatch: capture.work_on(microbatch, microbatch.count)
+        loader.lots.on_hand_out = step.open
         loader.lots.note = run.note
         take(module, capture)
         _PRIVATE[module] = weakref.ref(capture)
