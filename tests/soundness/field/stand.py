@@ -8,6 +8,7 @@ replaced). Releases are read off the user's own optimizer when it steps, whateve
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -269,8 +270,8 @@ def compare(present: World, absent: World, limit: Limit = 1.0, rounding: float =
 
 
 def names(subject: str, entries: Sequence[str]) -> bool:
-    """Whether one of these sentences is about it: it is named before the first colon, not in passing."""
-    return any(subject in entry.partition(":")[0].lower() for entry in entries)
+    """Whether one of these sentences is about it: the word stands at its beginning, and is not said in passing."""
+    return any(re.search(rf"\b{subject}\b", entry.partition(":")[0][:40], re.IGNORECASE) for entry in entries)
 
 
 def end(
