@@ -104,7 +104,7 @@ def weighted(autocast: bool, reduce: Callable[[Tensor], Tensor]) -> Callable[[An
     return loss
 
 
-def of_a_layer(kind: str, how: str, autocast: bool, front_door: bool) -> End:
+def of_a_layer(kind: str, how: str, bound: float, autocast: bool, front_door: bool) -> End:
     make, shape, words = KINDS[kind]
     inputs, weights = harmful(shape, words, how, 9)
     worlds = [TensorDataset(inputs[:count], weights[:count]) for count in (9, 8)]
@@ -114,7 +114,7 @@ def of_a_layer(kind: str, how: str, autocast: bool, front_door: bool) -> End:
         make if autocast else lambda: make().bfloat16(),
         loss,
         by_example if front_door else plain,
-        bounds=(1e-2, 1.0),
+        bounds=(bound,),
         rounding=0.0 if autocast else 2.0**-7,  # of weights that are bfloat16 themselves, after the noise
     )
 
@@ -123,13 +123,13 @@ def of_a_layer(kind: str, how: str, autocast: bool, front_door: bool) -> End:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_half_precision_in_every_kind_of_layer(kind: str, autocast: bool) -> None:
     """The scalar mean of t14b held at these sizes; it may be refused, as a mean under autocast is."""
-    for how in ("large", "cancelling"):
-        ended = of_a_layer(kind, how, autocast, front_door=False)
+    for how, bound in (("large", 1.0), ("cancelling", 1e-2)):
+        ended = of_a_layer(kind, how, bound, autocast, front_door=False)
         assert isinstance(ended, Bounded | Refused), (how, ended)
 
 
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "a bfloat16 model"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_half_precision_by_example_in_every_kind_of_layer(kind: str, autocast: bool) -> None:
-    ended = of_a_layer(kind, "large", autocast, front_door=True)
+    ended = of_a_layer(kind, "large", 1.0, autocast, front_door=True)
     assert isinstance(ended, Bounded), ended
