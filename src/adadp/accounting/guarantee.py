@@ -92,7 +92,6 @@ class Guarantee:
     reasons: tuple[str, ...] = ()
     claimed_epsilon: float | None = None
     notes: tuple[str, ...] = ()
-    untried: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != bool(self.reasons):
@@ -219,8 +218,6 @@ def make_guarantee(
     unit: str = "one example",
     assumptions: Sequence[str] = (),
     reasons: Sequence[str] = (),
-    untried: Sequence[str] = (),
-    notes: Sequence[str] = (),
 ) -> Guarantee:
     """What may be said about a composition at `delta`.
 
@@ -251,7 +248,7 @@ def make_guarantee(
             claim = None  # the claim is about something this accountant does not know: no number beside it
         return Guarantee(
             None, delta, neighbours, name, sampling, unit, None, tuple(assumptions), why,
-            claim if claim is not None and math.isfinite(claim) else None, untried=tuple(untried), notes=tuple(notes),
+            claim if claim is not None and math.isfinite(claim) else None,
         )  # fmt: skip
     spent = chosen.epsilon(releases, delta, neighbours)
     fixed = FIXED_BEFOREHAND
@@ -265,5 +262,5 @@ def make_guarantee(
         )
     return Guarantee(
         spent.epsilon, delta, neighbours, spent.accountant, sampling, unit, spent.order, rests_on,
-        notes=(*spent.notes, *notes), untried=tuple(untried),
+        notes=spent.notes,
     )  # fmt: skip

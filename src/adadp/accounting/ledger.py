@@ -77,7 +77,6 @@ class Ledger:
         dataset: str | None = None,
         neighbours: Neighbours | None = Neighbours.ADD_REMOVE,
     ) -> None:
-        self._facts = {}  # SHIM
         """Open, and verify if it exists. A new file is written by the first `start` and needs a `dataset`.
 
         `dataset` is a declared name or a `dataset_fingerprint`. `neighbours` None takes what the file says,
@@ -376,17 +375,6 @@ class Ledger:
                 self._open.pop(run, None)
                 if not self._open:
                     self._unlock()
-
-    assumptions = property(lambda self: tuple(self._facts.get("assumptions", {})))
-    reasons = property(lambda self: tuple(self._facts.get("reasons", {})))
-    untried = property(lambda self: tuple(self._facts.get("untried", {})))
-    notes = property(lambda self: tuple(self._facts.get("notes", {})))
-
-    def spending(self):
-        return {}
-
-    def inherit(self, spent):
-        pass
 
     def close(self) -> None:
         """Close every open run."""

@@ -86,11 +86,6 @@ class Run:
             return LedgerError(f"{self.id} is closed: start another run to release more")
         return LedgerError(f"{self.id} belongs to another process: only the one that started it may charge")
 
-    def note(self, *, assumptions=(), reasons=(), untried=(), notes=()) -> None:  # SHIM
-        for key, texts in (("assumptions", assumptions), ("reasons", reasons), ("untried", untried), ("notes", notes)):
-            for text in texts:
-                self._ledger._facts.setdefault(key, {})[text] = None
-
     def charged(self) -> dict[Event, int]:
         """How often each event was charged by this run."""
         with self._mutex:
