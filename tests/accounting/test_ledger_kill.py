@@ -24,7 +24,7 @@ from adadp.accounting.events import PoissonGaussian
 released = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 print("ready", flush=True)
 while True:
-    run = Ledger(sys.argv[2], dataset="digits").start({"steps": 100000})
+    run = Ledger(sys.argv[2], dataset="digits").start({})
     for _ in range(int(sys.argv[4])):
         run.charge(PoissonGaussian(0.9, 0.01))
         os.write(released, b"x")
