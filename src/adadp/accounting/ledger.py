@@ -220,7 +220,7 @@ class Ledger:
         from adadp.accounting.statement import over
 
         with self._mutex:
-            given = Remarks(tuple(assumptions), tuple(reasons), tuple(untried), tuple(notes))
+            given = Remarks.of(assumptions, reasons, untried, notes)
             remarks = self._remarks().joined(given)
             return over(self._books, self._exact, remarks, delta, accountant, unit)
 
@@ -346,7 +346,7 @@ class Ledger:
         `assumptions`, `reasons` for *none*, and what was `untried` are kept and printed by every guarantee.
         """
         self._require_owner()
-        remarks = Remarks(tuple(assumptions), tuple(reasons), tuple(untried))
+        remarks = Remarks.of(assumptions, reasons, untried)
         return self._writing(lambda: self._start(dict(plan), seed, budget, accountant, resume, remarks))
 
     def _require_owner(self) -> None:

@@ -36,6 +36,18 @@ class Remarks:
         for each in fields(self):
             object.__setattr__(self, each.name, _texts(each.name, getattr(self, each.name)))
 
+    @classmethod
+    def of(
+        cls,
+        assumptions: Sequence[str] = (),
+        reasons: Sequence[str] = (),
+        untried: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> Remarks:
+        """From any sequences of texts. A single text is refused: it would be taken for a list of letters."""
+        given = {"assumptions": assumptions, "reasons": reasons, "untried": untried, "notes": notes}
+        return cls(**{name: _texts(name, values) for name, values in given.items()})
+
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))
 
@@ -59,7 +71,7 @@ class Remarks:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Remarks:
         """The inverse of `to_json`; what is missing is empty, and other keys are not looked at."""
-        return cls(**{each.name: values.get(each.name, ()) for each in fields(cls)})
+        return cls.of(**{each.name: values.get(each.name, ()) for each in fields(cls)})
 
 
 NO_REMARKS = Remarks()

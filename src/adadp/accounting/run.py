@@ -107,7 +107,7 @@ class Run:
         A reason makes all of them *none*. It may come after the run has closed: the ledger is then held for the
         moment that it takes, and `LedgerError` says if another run holds it.
         """
-        self._ledger._note(self.id, Remarks(tuple(assumptions), tuple(reasons), tuple(untried), tuple(notes)))
+        self._ledger._note(self.id, Remarks.of(assumptions, reasons, untried, notes))
 
     def spending(self) -> dict[str, Any]:
         """What weights trained in this run have cost: `Ledger.spending`, because runs build on one another."""

@@ -97,15 +97,13 @@ class CarriedRun:
             raise ConfigurationError(f"a run lacks {missing or 'nothing'} and has {unknown or 'nothing'} besides")
         dataset = None if row["dataset"] is None else _text("dataset", row["dataset"])
         pairs = [_pair(each) for each in _list("events", row["events"])]
-        for kind in ("assumptions", "reasons", "untried"):
-            _list(kind, row[kind])
         return cls(
             _text("uid", row["uid"]),
             dataset,
             _text("unit", row["unit"]),
             Neighbours(row["neighbours"]),
             canonical(pairs),
-            Remarks(tuple(row["assumptions"]), tuple(row["reasons"]), tuple(row["untried"])),
+            Remarks.of(row["assumptions"], row["reasons"], row["untried"]),
             _origin(row.get("filter")),
         )
 

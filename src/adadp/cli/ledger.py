@@ -75,14 +75,6 @@ def show(
         typer.echo(json.dumps(values, indent=2))
         return
     print_table(f"Ledger {path}", _rows(ledger))
-    for title, items in (
-        ("Why there is no guarantee", guarantee.reasons),
-        ("Not tried", guarantee.untried),
-        ("What it rests on", guarantee.assumptions),
-        ("Notes", guarantee.notes),
-    ):
-        if items:
-            print_list(title, list(items))
     print_list("All runs together", [str(guarantee)])
 
 
