@@ -12,7 +12,15 @@ import pytest
 
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.chain import Chain, Record
-from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, RenyiBlock, Uncovered
+from adadp.accounting.events import (
+    Event,
+    FixedSizeGaussian,
+    Gaussian,
+    Neighbours,
+    PoissonGaussian,
+    RenyiBlock,
+    Uncovered,
+)
 from adadp.accounting.ledger import Budget, Ledger
 from adadp.accounting.statement import PLANNED_TOGETHER
 from adadp.errors import BudgetExhaustedError, ConfigurationError, LedgerError
@@ -48,6 +56,12 @@ def test_what_weights_cost_is_charged_where_they_are_trained_on(path: Path, on_d
         expected = get_accountant("pld").epsilon({STEP: 15, PCA: 1}, 1e-5).epsilon
         assert each.guarantee(1e-5).epsilon == expected
         assert PLANNED_TOGETHER in each.guarantee(1e-5).assumptions
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    numpy = pytest.importorskip("numpy")
+    ((event, _),) = spent({Gaussian(numpy.float64(4.0)): 1}).spending()["runs"][0]["events"]
+    assert type(event["noise_multiplier"]) is float
 
 
 def test_it_is_plain_and_survives_json_and_torch(path: Path) -> None:
@@ -240,9 +254,9 @@ def test_another_relation_or_unit_is_refused_and_named(path: Path) -> None:
         run.charge(STEP)
     size = path.stat().st_size
     replace = spent({FixedSizeGaussian(4.0, 100, 10): 5}, neighbours="replace-one").spending()
-    with pytest.raises(LedgerError, match="add-or-remove-one neighbours.*replace-one"):
+    with pytest.raises(LedgerError, match=r"add-or-remove-one neighbours.*replace-one"):
         ledger.inherit(replace)
-    with pytest.raises(LedgerError, match="'one example'.*'one patient'"):
+    with pytest.raises(LedgerError, match=r"'one example'.*'one patient'"):
         ledger.inherit(spent({STEP: 5}, unit="one patient").spending())
     assert path.stat().st_size == size
     # What concerns other people's data may be counted in any way.
@@ -284,7 +298,8 @@ def broken() -> list[tuple[str, Any]]:
     event = {"kind": "gaussian", "noise_multiplier": 4.0}
     cases: list[Any] = [
         None, [], "", 5, {}, {"runs": []}, {"version": 1}, {**GOOD, "version": 2}, {**GOOD, "version": True},
-        {**GOOD, "version": "1"}, {**GOOD, "more": 1}, {**GOOD, "runs": None}, {**GOOD, "runs": {}}, {**GOOD, "runs": [5]},
+        {**GOOD, "version": "1"}, {**GOOD, "more": 1}, {**GOOD, "runs": None}, {**GOOD, "runs": {}},
+        {**GOOD, "runs": [5]},
         {**GOOD, "runs": "abc"}, {**GOOD, "runs": GOOD["runs"] * 2},
         *(without(key) for key in GOOD["runs"][0] if key != "filter"),
         *(row(**{key: 5}) for key in GOOD["runs"][0]),
@@ -298,7 +313,8 @@ def broken() -> list[tuple[str, Any]]:
                 0, -1, float("nan"), float("inf"), "4", None, True, 10**400)),
             {"kind": "poisson-gaussian", "noise_multiplier": 4.0, "rate": 1.5},
             {"kind": "fixed-size-gaussian", "noise_multiplier": 4.0, "examples": 100.5, "lot": 10},
-            {"kind": "uncovered", "reason": None, "claimed": None}, {"kind": "uncovered", "reason": "", "claimed": None},
+            {"kind": "uncovered", "reason": None, "claimed": None},
+            {"kind": "uncovered", "reason": "", "claimed": None},
             {"kind": "uncovered", "reason": "raw", "claimed": {"kind": "gaussian"}}, {5: 6})),
         *(row(filter=value) for value in (
             {}, {"uid": "a", "order": 2.0}, {"uid": "a", "order": 1.0, "divergence": 1.0},

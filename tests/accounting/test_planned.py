@@ -7,7 +7,15 @@ import pytest
 
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.chain import Chain, Record
-from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, RenyiBlock, Uncovered
+from adadp.accounting.events import (
+    Event,
+    FixedSizeGaussian,
+    Gaussian,
+    Neighbours,
+    PoissonGaussian,
+    RenyiBlock,
+    Uncovered,
+)
 from adadp.accounting.ledger import Budget, Ledger
 from adadp.accounting.planned import as_planned, dearest
 from adadp.errors import BudgetExhaustedError
@@ -204,9 +212,11 @@ def test_dearer_steps_under_a_budget_shorten_the_plan_and_keep_to_it() -> None:
     made = 0
     with ledger.start({"steps": 100}, budget=budget, accountant="rdp") as run:
         run.charge(STEP, 10)
-        with pytest.raises(BudgetExhaustedError):
+        try:
             for made in range(100):  # noqa: B007
                 run.charge(DEAR)
                 assert cost(ledger.composition(), 1e-5).epsilon <= budget.epsilon
-    assert made > 5
+        except BudgetExhaustedError:
+            pass
+    assert 5 < made < 90
     assert cost(ledger.composition(), 1e-5).epsilon <= budget.epsilon

@@ -528,7 +528,7 @@ class Ledger:
         """What bounds a run. If nothing has been released yet, settle here how a shared budget is kept."""
         self._settle_shared(run, event)
         shared = self._shared_limit(run)
-        parts: list[Limit] = [part for part in (run._allowance, shared) if part is not None]
+        parts: list[Limit] = [part for part in (shared, run._allowance) if part is not None]
         return Limits(parts) if parts else None
 
     def _shared_limit(self, run: Run) -> Limit | None:

@@ -50,7 +50,8 @@ class Run:
         self._planned, self._before = planned, before
         self._target = planned  # what of the plan the budget holds
         self._limits: Limits | None = None
-        self._certified: object = None
+        self._certified_with: object = None
+        self._certified: set[tuple[Event, Event]] = set()
         self._left: dict[Event, int] = {}
         self._reserved: dict[Event, int] = {}
         self._owner = os.getpid()
@@ -133,6 +134,8 @@ class Run:
                 count = self._within_budget(self._limits, event, wanted, count)
             self._ledger._unsettle(self.id, self._limits)
             start = time.perf_counter()
+            if self._closed:  # by a signal's handler: a reservation after the end would make the file unreadable
+                raise self._unusable()
             self._ledger._reserve(self.id, event, count)
         self._reserved[event] = self._reserved.get(event, 0) + count
         self._left[event] = self._left.get(event, 0) + count
@@ -162,8 +165,8 @@ class Run:
         if room < need:
             raise BudgetExhaustedError(self._exhausted(limits, event))
         if planned is not None and room < planned:
-            # How many steps there will be is fixed here, by the budget and by kinds of steps that were fixed beforehand,
-            # and not by anything that this plan has released.
+            # How many steps there will be is fixed here by the budget, and by kinds of steps that were fixed
+            # beforehand: not by anything that this plan has released.
             self._target = self._before + steps_in(self._reserved) + room
             self._ledger._cut_plan(self.id, self._target)
         return max(need, min(count, room))
@@ -182,13 +185,14 @@ class Run:
         kinds = [each for each, count in self._reserved.items() if count and is_step(each)]
         dear = dearest([*kinds, event])
         others = tuple(pair for pair in self._reserved.items() if not is_step(pair[0]))
-        known = (limits.spent, dear, self._target, others)
-        if known == self._certified:  # steps that are made cost no more than they counted for before
+        if self._certified_with != (limits.spent, self._target, others):
+            self._certified_with, self._certified = (limits.spent, self._target, others), set()
+        if (dear, event) in self._certified:  # steps that are made cost no more than they counted for before
             return to_come
         least = {**self._reserved, event: self._reserved.get(event, 0) + need}
         whole = {**least, dear: least.get(dear, 0) + to_come - need}
         if limits.certify(whole):
-            self._certified = known
+            self._certified.add((dear, event))
             return to_come
         if not limits.certify(least):
             return 0

@@ -13,6 +13,7 @@ Guarantee: what cannot be read completely is refused, never skipped.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -115,7 +116,9 @@ def larger(first: Mapping[Event, int], second: Mapping[Event, int]) -> dict[Even
 
 def spending_to_json(runs: Iterable[CarriedRun]) -> dict[str, Any]:
     """All runs as plain values."""
-    return {"version": VERSION, "runs": [run.to_json() for run in runs]}
+    values = {"version": VERSION, "runs": [run.to_json() for run in runs]}
+    plain: dict[str, Any] = json.loads(json.dumps(values))  # numpy's floats are floats, but weights_only knows them not
+    return plain
 
 
 def spending_from_json(value: Any) -> tuple[CarriedRun, ...]:
