@@ -173,6 +173,23 @@ def test_a_ledger_that_lost_its_end_learns_it_from_its_own_weights(path: Path) -
     assert total(restored) == {STEP: 5005}
 
 
+def test_a_ledger_that_lost_a_reason_learns_it_from_its_own_weights(path: Path) -> None:
+    ledger = Ledger(path, dataset="digits")
+    with ledger.start({}) as run:
+        run.charge(STEP, 5)
+    files = [path, path.with_name(path.name + ".head")]
+    backup = [file.read_bytes() for file in files]
+    run.note(reasons=["raw norms were logged"])
+    spending = ledger.spending()
+    for file, content in zip(files, backup, strict=True):
+        file.write_bytes(content)
+    restored = Ledger(path)
+    assert restored.guarantee(1e-5).epsilon is not None
+    restored.inherit(spending)
+    assert Ledger(path).guarantee(1e-5).epsilon is None
+    assert total(restored) == {STEP: 5}
+
+
 def test_planned_steps_travel_as_planned() -> None:
     ledger = Ledger(None, dataset="digits")
     ledger.inherit(spent({STEP: 3}, steps=100).spending())

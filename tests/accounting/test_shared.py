@@ -312,7 +312,7 @@ def spending_of(counts: dict[Event, int], dataset: str = "digits") -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    "case", ["fits", "no budget", "smaller budget", "no plan", "released before", "inherited", "too long"]
+    "case", ["fits", "no budget", "smaller budget", "larger budget", "no plan", "released before", "inherited", "too long"]
 )
 def test_otherwise_the_filter_decides(path: Path, case: str) -> None:
     steps = most_steps("pld")
@@ -323,7 +323,7 @@ def test_otherwise_the_filter_decides(path: Path, case: str) -> None:
     if case == "inherited":
         ledger.inherit(spending_of({Gaussian(1e6): 1}))
     plan = {} if case == "no plan" else {"steps": {"fits": 50, "too long": 2 * steps}.get(case, steps)}
-    own = {"no budget": None, "smaller budget": Budget(0.9, 1e-5)}.get(case, BUDGET)
+    own = {"no budget": None, "smaller budget": Budget(0.9, 1e-5), "larger budget": Budget(9.0, 1e-5)}.get(case, BUDGET)
     done = 0
     with ledger.start(plan, budget=own) as run:
         try:
