@@ -312,7 +312,8 @@ def spending_of(counts: dict[Event, int], dataset: str = "digits") -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    "case", ["fits", "no budget", "smaller budget", "larger budget", "no plan", "released before", "inherited", "too long"]
+    "case",
+    ["fits", "no budget", "smaller budget", "larger budget", "no plan", "released before", "inherited", "too long"],
 )
 def test_otherwise_the_filter_decides(path: Path, case: str) -> None:
     steps = most_steps("pld")
