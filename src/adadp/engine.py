@@ -95,6 +95,7 @@ class PrivacyEngine:
         self._ledger_path = None if isinstance(ledger, Ledger) else ledger
         self._dataset = dataset
         self._runs: list[Run] = []
+        self._lots: list[Lots] = []
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
 
@@ -104,7 +105,7 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        return {**vars(self), "_randomness": copy.copy(self._randomness), "_runs": []}
+        return {**vars(self), "_randomness": copy.copy(self._randomness), "_runs": [], "_lots": []}
 
     # ---- making things private ----------------------------------------------------------------------------------
 
@@ -225,6 +226,7 @@ class PrivacyEngine:
         capture.on_first_call = _BeforeCall(loader.lots, trial)
         loader.lots.on_hand_out = step.open
         loader.lots.note = run.note
+        self._lots.append(loader.lots)
         take(module, capture)
         _PRIVATE[module] = weakref.ref(capture)
         _SERVING.update(chosen.objects())
@@ -329,10 +331,12 @@ class PrivacyEngine:
         ledger = self._open()
         neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
         strict = ledger.untried if self.strict else ()
+        left = sum(lots.left for lots in self._lots)
         return ledger.guarantee(
             delta,
             accountant=self.accountant_name if neighbours == Neighbours.ADD_REMOVE else "rdp",
             reasons=[f"strict=True, and this could not be tried: {text}" for text in strict],
+            notes=[f"lots that were handed out and left: {left}"] if left else [],
         )
 
     @property

@@ -205,6 +205,11 @@ class _Iteration:
         plan, batches = self._started
         batch = next(batches)
         microbatch = plan.popleft()
+        if batch is None:
+            raise ConfigurationError(
+                "collate_fn returned None: a lot that is not given out must not depend on what is in it. Return the "
+                "batch, with rows that cannot be used made finite or left to count for nothing."
+            )
         if self._stream is None:
             return self._loader._filled(microbatch, batch)
         with torch.cuda.stream(self._stream):

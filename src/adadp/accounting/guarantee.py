@@ -131,11 +131,16 @@ class Guarantee:
         text = ""
         if self.untried:
             text += f" Not tried: {_sentence('; '.join(self.untried))}"
-        if self.assumptions:
-            text += f" {rests_on}: {_sentence('; '.join(self.assumptions))}"
+        if self._tried:
+            text += f" {rests_on}: {_sentence('; '.join(self._tried))}"
         for note in self.notes:
             text += f" Note: {_sentence(note)}"
         return text
+
+    @property
+    def _tried(self) -> list[str]:
+        """The assumptions less those that are printed before them because nobody could try them."""
+        return [text for text in self.assumptions if text not in self.untried]
 
     def to_json(self) -> str:
         """One JSON object. `epsilon` is null where the guarantee is *none*."""
@@ -182,7 +187,7 @@ class Guarantee:
         for title, items in (
             ("Why there is no guarantee", self.reasons),
             ("Not tried", self.untried),
-            ("What it rests on", self.assumptions),
+            ("What it rests on", self._tried),
             ("Notes", self.notes),
         ):
             if items:
@@ -254,7 +259,8 @@ def make_guarantee(
     sampling = "; ".join(describe(event, count) for event, count in releases) or "nothing"
     untried, notes = tuple(dict.fromkeys(untried)), tuple(dict.fromkeys(notes))
     if why:
-        claimed = _claimed(releases)
+        # A claim stands for what no proof covers. Where the loop did something else, nobody claims anything.
+        claimed = _claimed(releases) if uncovered_reasons(releases) else None
         try:
             claim = None if claimed is None else chosen.epsilon(claimed, delta, neighbours).epsilon
         except AccountingError:

@@ -45,7 +45,7 @@ def over(
         accountant=accountant,
         neighbours=books.neighbours or Neighbours.ADD_REMOVE,
         unit=_unit(books, unit),
-        assumptions=(*remarks.assumptions, *_about_several(books, view)),
+        assumptions=(*remarks.untried, *remarks.assumptions, *_about_several(books, view)),
         reasons=remarks.reasons,
         untried=remarks.untried,
         notes=notes,
