@@ -1,0 +1,308 @@
+"""Whether a module keeps examples apart: tried on a few that are unlike each other.
+
+They go through as they are, with half of them replaced, and with one of them left out. For those that stay, nothing may
+change anywhere in the model, every layer must see one example less, and a gradient that starts at one example may not
+reach another. What the module keeps between calls must not depend on the examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from adadp.checks.compared import coarse, differs, examples
+from adadp.checks.made import KINDS, Row, differ, unlike
+from adadp.checks.runs import Norms, Result, Runs
+from adadp.errors import UnsupportedModuleError
+
+_FEWEST, _MOST = 4, 8
+
+
+class ModuleTrial:
+    """One trial of one module, on rows of one batch as `runs` reads it."""
+
+    def __init__(self, runs: Runs, count: int, dimensions: Sequence[int], mean: bool) -> None:
+        self._runs, self._count, self._dimensions, self._mean = runs, count, dimensions, mean
+        self._module = runs.module
+        self._coarse = coarse(runs.module)
+
+    def conclusive(self) -> bool:
+        """Refuse the module if it mixes these examples. False if they are too much alike to tell."""
+        buffers = {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}
+        rows, whole = self._told_apart()
+        self._rows, self._all = rows, range(len(rows))
+        again = self._runs.observe(rows)
+        redrawn, fewer = self._runs.observe(rows, seed=1), self._runs.observe(rows[:-1])
+        self._refuse_statistics(buffers)
+        self._refuse_memory(whole, again, fewer)
+        decided = self._replace(whole, fewer)
+        self._refuse_tables(whole, fewer)
+        self._refuse_counting(whole, redrawn, fewer)
+        dims = [examples(one, less) for one, less in zip(whole.outputs, fewer.outputs, strict=False)]
+        self._refuse_crossing(dims)
+        if _given_items(self._runs) or any(o.numel() == 1 for o in whole.outputs):
+            self._refuse_shared_scalars(dims, random=self._random(whole, redrawn, fewer))
+        return decided
+
+    # ---- rows ----------------------------------------------------------------------------------------------------
+
+    def _told_apart(self) -> tuple[list[Row], Result]:
+        """Rows so many that no layer is given a length that is their number by chance."""
+        for number in range(_FEWEST, _MOST + 1):
+            chosen = unlike(self._runs.parts.leaves, self._runs.dims, self._count, number)
+            rows = [Row(index) for index in chosen]
+            whole = self._runs.observe(rows)
+            if not any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in whole.seen.inputs):
+                break
+        return rows, whole
+
+    def _replaced(self, run: int, kept: Sequence[int], kind: str) -> list[Row]:
+        sources = [row.source for row in self._rows]
+        others = list(dict.fromkeys(sources))
+        rows = []
+        for place, row in enumerate(self._rows):
+            where = others.index(row.source)
+            another = others[(where + 1 + run % max(1, len(others) - 1)) % len(others)]
+            rows.append(row if place in kept else Row(another, kind))
+        return rows
+
+    def _splits(self) -> Iterator[list[int]]:
+        """Sets of examples to keep: for each two there is one that keeps the first and not the second."""
+        for bit in range((len(self._rows) - 1).bit_length()):
+            for side in (0, 1):
+                yield [place for place in self._all if place >> bit & 1 == side]
+
+    def _replace(self, whole: Result, fewer: Result) -> bool:
+        """Replace examples, and refuse where others change. Whether all of them were replaced by something else."""
+        own = self._runs.leaves(self._rows)
+        replaced: set[int] = set()
+        for run, kept in enumerate(self._splits()):
+            others = [place for place in self._all if place not in kept]
+            for kind in dict.fromkeys((KINDS[run % len(KINDS)], "own")):
+                rows = self._replaced(run, kept, kind)
+                leaves = self._runs.leaves(rows)
+                try:
+                    found = self._runs.observe_leaves(leaves)
+                except Exception:
+                    if kind == "own":
+                        raise
+                    continue  # the model does not take such an example: another one is tried
+                self._refuse_mixing(whole, found, fewer, kept)
+                replaced.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
+                break
+        return replaced == set(self._all)
+
+    # ---- what is refused -----------------------------------------------------------------------------------------
+
+    def _refuse_statistics(self, before: dict[str, tuple[Tensor, int]]) -> None:
+        for name, buffer in self._module.named_buffers():
+            known, version = before.get(name, (None, 0))
+            if buffer is not known or buffer._version != version:
+                raise UnsupportedModuleError(
+                    f"the buffer {name} changes when the model runs: statistics of the data that leave training "
+                    "without noise. Freeze it, or replace the module that keeps it."
+                )
+
+    def _refuse_memory(self, whole: Result, again: Result, fewer: Result) -> None:
+        """What is kept between calls may be counted or cached, but not made of examples."""
+        for name, one, twin, less in _together(whole, again, fewer):
+            if differs(one, twin, examples(one, less), self._all):
+                raise UnsupportedModuleError(_KEEPS.format(name))
+        if whole.state.changed_from(self._runs.before) is None:
+            return  # it keeps nothing
+        other = self._replaced(0, [], "own")
+        try:
+            self._runs.observe(self._rows, keep_state=True)
+            after_same = self._runs.observe(self._rows)
+            self._runs.observe(other, keep_state=True)
+            after_other = self._runs.observe(self._rows)
+        finally:
+            self._runs.before.restore()
+        for name, one, twin, less in _together(after_same, after_other, fewer):
+            if differs(one, twin, examples(one, less), self._all):
+                raise UnsupportedModuleError(_KEEPS.format(name))
+        keeper = after_same.state.changed_from(after_other.state)
+        if keeper is not None:
+            raise UnsupportedModuleError(_KEEPS.format(keeper))
+
+    def _refuse_mixing(self, whole: Result, replaced: Result, fewer: Result, kept: Sequence[int]) -> None:
+        given = {
+            name  # given mixed examples, so it is not the one that mixed them
+            for (name, one, _), (twin, other, _), (_, less, _) in zip(
+                whole.seen.inputs, replaced.seen.inputs, fewer.seen.inputs, strict=False
+            )
+            if name == twin and differs(one, other, examples(one, less), kept)
+        }
+        for name, one, other, less in _together(whole, replaced, fewer):
+            if differs(one, other, examples(one, less), kept):
+                who = f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})" if name in given else name
+                raise UnsupportedModuleError(
+                    f"{who} mixes examples: replacing one example of a batch changes the output for the others, so a "
+                    "bound on one example's gradient does not bound its influence. Use layers that work on each "
+                    "example alone."
+                )
+
+    def _random(self, whole: Result, redrawn: Result, fewer: Result) -> bool:
+        return any(
+            differs(one, twin, examples(one, less), self._all)
+            for _, one, twin, less in _together(whole, redrawn, fewer)
+        )
+
+    def _refuse_counting(self, whole: Result, redrawn: Result, fewer: Result) -> None:
+        for name, one, twin, less in _together(whole, redrawn, fewer):
+            dim = examples(one, less)
+            if dim is None or differs(one, twin, dim, self._all):
+                continue  # it draws random numbers, and draws others for fewer examples
+            # Other shapes are summed in another order, so this is a coarser comparison.
+            rest = one.narrow(dim, 0, less.shape[dim])
+            finite = rest[rest.isfinite()].abs() if rest.is_floating_point() else rest.new_zeros(0)
+            size = float(finite.max()) if finite.numel() else 0.0
+            least = max(1e-4, self._coarse * size if self._coarse > 1e-2 else 0.0)
+            if differs(rest, less, dim, range(rest.shape[dim]), self._coarse, least):
+                raise UnsupportedModuleError(
+                    f"{name} mixes examples: its output for an example depends on how many others there are. Leave the "
+                    "mean over examples to the loss."
+                )
+
+    def _refuse_tables(self, whole: Result, fewer: Result) -> None:
+        count = len(self._rows)
+        for (name, _, before), (_, _, after) in zip(whole.seen.inputs, fewer.seen.inputs, strict=False):
+            if not any(
+                before.ndim > d and after.ndim > d and before.shape[d] == count and after.shape[d] == count - 1
+                for d in self._dimensions
+            ):
+                raise UnsupportedModuleError(
+                    f"{name} does not see one row less when there is one example less (a table of positions, for "
+                    "instance, or examples folded into another dimension): its gradients cannot be told apart by "
+                    "example. Keep examples in the first dimension (batch_first=False for [T, N, ...]), expand a table "
+                    "over the batch before the layer, or freeze the layer."
+                )
+
+    def _refuse_crossing(self, dims: Sequence[int | None]) -> None:
+        """Scaling where a gradient starts, by another number for each example, must scale that example's alone."""
+        scales = [0.0, 1.0, 4.0, 16.0, 0.25, 64.0, 2.0, 8.0][: len(self._rows)]
+
+        def total(factors: Sequence[float], outputs: list[Tensor]) -> Tensor | None:
+            return cotangent(outputs, dims, factors)
+
+        plain = self._runs.norms(self._rows, lambda outputs: total([1.0] * len(scales), outputs))
+        if not plain:
+            return
+        scaled = self._runs.norms(self._rows, lambda outputs: total(scales, outputs))
+        crossing = crossed(plain, scaled, torch.tensor(scales))
+        if crossing is not None:
+            raise UnsupportedModuleError(
+                f"{self._owner(crossing)} does not see examples in the order of the batch (they are sorted, reshaped "
+                "or mixed before it, or [N, T, ...] is taken for [T, N, ...]): a gradient that starts at one example "
+                "arrives as another's. Keep each example in its row from the loader to the loss "
+                "(pack_padded_sequence(..., enforce_sorted=False) needs no sorting), with the same layout everywhere."
+            )
+
+    def _refuse_shared_scalars(self, dims: Sequence[int | None], random: bool) -> None:
+        """A loss that the module computes itself must be a plain mean (or sum) over examples."""
+        name = self._runs.capture.module_name(self._module)
+        if _given_items(self._runs):
+            raise UnsupportedModuleError(_SCALAR.format(name))
+
+        def total(outputs: list[Tensor]) -> Tensor | None:
+            scalars = [
+                leaf.sum().float()
+                for leaf, dim in zip(outputs, dims, strict=False)
+                if leaf.numel() == 1 and dim is None and leaf.is_floating_point() and leaf.requires_grad
+            ]
+            return sum(scalars) if scalars else None  # type: ignore[return-value]
+
+        base = self._runs.norms(self._rows, total)
+        if not base:
+            return
+        count = len(self._rows)
+        for run, (kept, kind) in enumerate((([0, 2], "large"), ([1, 3], "ignored"), ([0, 1], "own"))):
+            try:
+                other = self._runs.norms(self._replaced(run, kept, kind), total)
+            except UnsupportedModuleError:
+                raise
+            except Exception:
+                continue
+            if not _alike(base, other, kept, 1.0, self._coarse):
+                raise UnsupportedModuleError(_SCALAR.format(name))
+        if not random:
+            fewer = self._runs.norms(self._rows[:-1], total)
+            scale = ((count - 1) / count) ** 2 if self._mean else 1.0
+            if not _alike(base, fewer, range(count - 1), scale, self._coarse):
+                raise UnsupportedModuleError(_SCALAR.format(name))
+
+    def _owner(self, parameter: str) -> str:
+        return parameter.rpartition(".")[0] or self._runs.capture.module_name(self._module)
+
+
+_KEEPS = (
+    "{} keeps something of the examples it saw (a queue, a centre, a hidden state) and uses it for later ones: it leaves "
+    "its lot without noise. Compute it anew from each batch, or keep nothing that depends on examples."
+)
+_SCALAR = (
+    "{} computes a loss inside that mixes examples: one example's share of it changes with the others, as in a mean over "
+    "all tokens of a batch. Give it no labels (nor num_items_in_batch), and compute a loss for each example outside: "
+    "optimizer.backward(adadp.losses.causal_lm(model(...).logits, labels))."
+)
+
+
+def _given_items(runs: Runs) -> bool:
+    _, kwargs = runs.parts.rebuilt(runs.parts.leaves)
+    return kwargs.get("num_items_in_batch") is not None
+
+
+def cotangent(outputs: Sequence[Tensor], dims: Sequence[int | None], factors: Sequence[float]) -> Tensor | None:
+    """A sum of outputs with random weights, each example's times its factor; None where no output can be told apart."""
+    generator = torch.Generator().manual_seed(0)
+    total: Tensor | None = None
+    for leaf, dim in zip(outputs, dims, strict=False):
+        if dim is None or not leaf.requires_grad or not leaf.is_floating_point() or leaf.shape[dim] != len(factors):
+            continue
+        weights = torch.randn(leaf.shape, generator=generator)
+        shape = [len(factors) if d == dim else 1 for d in range(leaf.ndim)]
+        weights = (weights * torch.tensor(factors).view(shape)).to(leaf.device)
+        term = (leaf.to(torch.promote_types(leaf.dtype, torch.float32)) * weights).sum()
+        total = term if total is None else total + term
+    return total
+
+
+def crossed(plain: Norms, scaled: Norms, scales: Tensor) -> str | None:
+    """The parameter whose gradients did not scale with their own examples', if there is one."""
+    for name, before in plain.items():
+        after = scaled.get(name)
+        if after is None:
+            continue
+        before, after = before.double().cpu(), after.double().cpu()
+        wanted = before * scales.double() ** 2
+        sure = before.isfinite() & after.isfinite() & wanted.isfinite()
+        least = 1e-9 * float(before[sure].max()) if bool(sure.any()) else 0.0
+        if bool(((after - wanted).abs() > 1e-2 * wanted + least)[sure].any()):
+            return name
+    return None
+
+
+def _alike(base: Norms, other: Norms, kept: Sequence[int], scale: float, relative: float) -> bool:
+    """Whether the kept examples' squared norms are `scale` of what they are in `other`."""
+    for name, before in base.items():
+        after = other.get(name)
+        if after is None:
+            continue
+        one, two = before.double().cpu()[list(kept)], after.double().cpu()[list(kept)] * scale
+        sure = one.isfinite() & two.isfinite()
+        least = 1e-6 * float(one[sure].max()) if bool(sure.any()) else 0.0
+        if bool(((one - two).abs() > 2 * relative * one + least)[sure].any()):
+            return False
+    return True
+
+
+def _together(*runs: Result) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """What each module gave in three runs, side by side; what the outermost gave where different modules ran."""
+    lists = [run.seen.outputs for run in runs]
+    if len({tuple(name for name, _ in given) for given in lists}) > 1:
+        lists = [given[-1:] for given in lists]
+    for (name, first), (_, second), (_, third) in zip(*lists, strict=False):
+        for one, other, another in zip(first, second, third, strict=False):
+            yield name, one, other, another
+

@@ -1,0 +1,180 @@
+"""What can be tried is tried: the modules, the collate function and the loss of a run, on unlike examples.
+
+A run has one `Trial`. It is called wherever examples enter the model, does nothing unless a trial is due by a public
+schedule (or the modules are in a mode that was not tried yet), and refuses what lets one example reach another. Private
+examples serve, so all that a trial says is that it passed, or a fixed text that names a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from adadp.checks.handed_on import HandedOn
+from adadp.checks.module import ModuleTrial
+from adadp.checks.rows import Parts, dimension, take_apart
+from adadp.checks.runs import Runs
+from adadp.checks.schedule import stage
+from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
+from adadp.gradients import Capture
+from adadp.gradients.arithmetic import full_precision
+
+
+class Part(Protocol):
+    """The microbatch that is out."""
+
+    @property
+    def lot(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def indices(self) -> Sequence[int]: ...
+    @property
+    def batch(self) -> Any: ...
+
+
+class Trial:
+    """Tries out what a run does with its examples; `untried` says what could not be tried, by a short name."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        *,
+        batch_first: bool,
+        dataset: Any = None,
+        collate: Callable[..., Any] | None = None,
+        loss_reduction: str = "mean",
+    ) -> None:
+        self._capture = capture
+        self._dimensions = (0,) if batch_first else (1, 0)
+        self._dataset, self._collate = dataset, collate
+        self._mean = loss_reduction == "mean"
+        self.untried: dict[str, str] = {}
+        self.undecided: set[int] = set()  # modules whose examples were too much alike so far
+        self._modules = list(capture.module.modules())
+        self._stages: dict[tuple[int, tuple[bool, ...]], int] = {}  # of a module in a mode: trials it passed
+        self._refused: dict[int, PrivacyError] = {}
+        self._handed_on = HandedOn()
+
+    # ---- when ----------------------------------------------------------------------------------------------------
+
+    def due(self, lot: int) -> bool:
+        """Whether something is tried on this lot: by the schedule, or in a mode that was not tried yet."""
+        modes = self._modes()
+        passed = [reached for (_, mode), reached in self._stages.items() if mode == modes]
+        return not passed or min(passed) < stage(lot) or bool(self.undecided)
+
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple([module.training for module in self._modules])
+
+    # ---- a call of a module ----------------------------------------------------------------------------------------
+
+    def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
+        """Try `module`, if that is due, on a few rows of what it is about to be called with."""
+        self._raise_again(module)
+        if self._handed_on.from_another((args, kwargs), part.lot):
+            raise self._remembered(module, TrainingLoopError(_HANDED_ON.format(self._capture.module_name(module))))
+        key = id(module), self._modes()
+        if self._stages.get(key, 0) >= stage(part.lot):
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
+        parts = take_apart((args, kwargs), part.count)
+        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+        if parts.unknown or all(dim is None for dim in dims):
+            self._capture.refusal = self._unseen(module, parts)
+            return
+        if part.count < 2:  # one example has nothing to mix with
+            return
+        try:
+            with full_precision():  # with fewer bits, another number of examples may well be another result
+                conclusive = self._read_and_try(module, parts, dims, part)
+        except PrivacyError as error:
+            raise self._remembered(module, error) from error.__cause__
+        if conclusive:
+            self._stages[key] = stage(part.lot)
+            self.undecided.discard(id(module))
+        else:
+            self.undecided.add(id(module))
+
+    def after_call(self, output: Any, part: Part) -> None:
+        """Remember what an outermost call returned: it must not come back with a later lot."""
+        self._handed_on.note(output, part.lot)
+
+    def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
+        """Try the module as its arguments may be read: a length may be the number of examples by chance."""
+
+        def attempt(read: Sequence[int | None]) -> bool:
+            return ModuleTrial(Runs(self._capture, module, parts, read), part.count, self._dimensions, self._mean).conclusive()
+
+        try:
+            return attempt(dims)
+        except UnsupportedModuleError:
+            # Sequences of as many steps as there are examples, [n, T, ...] or [T, n, ...]?
+            turned = [
+                0 if dim == 1 and leaf.shape[0] == part.count else dim
+                for leaf, dim in zip(parts.leaves, dims, strict=True)
+            ]
+            if turned == list(dims):
+                raise
+            return attempt(turned)
+        except Exception as error:
+            for read in self._other_readings(parts, dims, part.count):
+                with suppress(RuntimeError, ValueError, IndexError, TypeError):
+                    return attempt(read)
+            raise UnsupportedModuleError(
+                f"{self._capture.module_name(module)} cannot be tried out on a few examples of a batch "
+                f"({type(error).__name__}), so it is not known whether it keeps them apart. Let it take batches of any "
+                "size."
+            ) from None
+
+    def _other_readings(self, parts: Parts, dims: Sequence[int | None], count: int) -> list[list[int | None]]:
+        """Hidden states are [layers, n, ...] whatever comes first elsewhere; a mask of [T, T] is the same for all."""
+        inner = [
+            1 if dim is None and isinstance(leaf, Tensor) and leaf.ndim > 2 and leaf.shape[1] == count else dim
+            for leaf, dim in zip(parts.leaves, dims, strict=True)
+        ]
+        readings = [] if inner == list(dims) else [inner]
+        if sum(dim is not None for dim in dims) > 1:
+            readings += [
+                [None if i == place else d for i, d in enumerate(dims)]
+                for place, dim in enumerate(dims)
+                if dim is not None
+            ]
+        return readings
+
+    def _unseen(self, module: nn.Module, parts: Parts) -> str:
+        name = self._capture.module_name(module)
+        if parts.unknown:
+            return _UNKNOWN.format(name, ", ".join(parts.unknown))
+        return _NO_ROWS.format(name)
+
+    # ---- refused once, refused always -----------------------------------------------------------------------------
+
+    def _raise_again(self, module: nn.Module) -> None:
+        """Another batch may hide what one showed."""
+        error = self._refused.get(id(module))
+        if error is not None:
+            raise type(error)(str(error))
+
+    def _remembered(self, module: nn.Module, error: PrivacyError) -> PrivacyError:
+        self._refused[id(module)] = error
+        return error
+
+
+_HANDED_ON = (
+    "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of that "
+    "lot reach this one without noise. Begin each batch with a fresh state."
+)
+_UNKNOWN = (
+    "{} was given a {}, which cannot be taken apart into examples, so it is not known whether the model keeps them "
+    "apart. Give it tensors, or lists, tuples, dicts or dataclasses of tensors."
+)
+_NO_ROWS = (
+    "{} was given no tensor with a row for each example of the batch, so it is not known whether it keeps them apart. "
+    "Keep examples in the first dimension (batch_first=False for [T, N, ...]) from the loader to the loss."
+)
