@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,35 @@ def examples(one: Tensor, less: Tensor) -> int | None:
     if one.ndim != less.ndim:
         return None
     return next((d for d in range(one.ndim) if one.shape[d] == less.shape[d] + 1), None)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where examples are in one tensor of a result: a dimension of their own, or folded with `each` tokens into one."""
+
+    dim: int
+    each: int = 1
+    examples_first: bool = True
+
+    def unfolded(self, tensor: Tensor) -> Tensor:
+        """The tensor with examples in front."""
+        if self.each == 1:
+            return tensor.movedim(self.dim, 0)
+        sizes = (-1, self.each) if self.examples_first else (self.each, -1)
+        return tensor.unflatten(self.dim, sizes).movedim(self.dim + (not self.examples_first), 0)
+
+
+def rows_of(one: Tensor, less: Tensor, count: int, examples_first: bool) -> Rows | None:
+    """Where the `count` examples of `one` are, of which one is missing in `less`. None where they cannot be found."""
+    dim = examples(one, less)
+    if dim is not None:
+        return Rows(dim)
+    if one.ndim != less.ndim:
+        return None
+    other = [d for d in range(one.ndim) if one.shape[d] != less.shape[d]]
+    if len(other) == 1 and one.shape[other[0]] * (count - 1) == less.shape[other[0]] * count:
+        return Rows(other[0], one.shape[other[0]] // count, examples_first)
+    return None
 
 
 def differs(

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from adadp.checks.compared import coarse, differs, examples
+from adadp.checks.compared import Rows, coarse, differs, examples, rows_of
 from adadp.checks.made import KINDS, Row, differ, unlike
-from adadp.checks.runs import Norms, Result, Runs
+from adadp.checks.runs import CROSSED, Norms, Result, Runs
 from adadp.errors import UnsupportedModuleError
 
 _FEWEST, _MOST = 4, 8
@@ -40,10 +40,14 @@ class ModuleTrial:
         decided = self._replace(whole, fewer)
         self._refuse_tables(whole, fewer)
         self._refuse_counting(whole, redrawn, fewer)
-        dims = [examples(one, less) for one, less in zip(whole.outputs, fewer.outputs, strict=False)]
-        self._refuse_crossing(dims)
+        places = [
+            rows_of(one, less, len(rows), self._dimensions == (0,))
+            for one, less in zip(whole.outputs, fewer.outputs, strict=False)
+        ]
+        self._refuse_nowhere(places, whole)
+        self._refuse_crossing(places)
         if _given_items(self._runs) or any(o.numel() == 1 for o in whole.outputs):
-            self._refuse_shared_scalars(dims, random=self._random(whole, redrawn, fewer))
+            self._refuse_shared_scalars(places, random=self._random(whole, redrawn, fewer))
         return decided
 
     # ---- rows ----------------------------------------------------------------------------------------------------
@@ -58,13 +62,12 @@ class ModuleTrial:
                 break
         return rows, whole
 
-    def _replaced(self, run: int, kept: Sequence[int], kind: str) -> list[Row]:
-        sources = [row.source for row in self._rows]
-        others = list(dict.fromkeys(sources))
+    def _replaced(self, kept: Sequence[int], kind: str) -> list[Row]:
+        """The rows with all but the kept ones replaced: by copies of those, so that no sum over all stays the same."""
+        stay = [self._rows[place].source for place in kept]
         rows = []
         for place, row in enumerate(self._rows):
-            where = others.index(row.source)
-            another = others[(where + 1 + run % max(1, len(others) - 1)) % len(others)]
+            another = next((s for s in stay[place % len(stay) :] + stay if s != row.source), row.source)
             rows.append(row if place in kept else Row(another, kind))
         return rows
 
@@ -81,7 +84,7 @@ class ModuleTrial:
         for run, kept in enumerate(self._splits()):
             others = [place for place in self._all if place not in kept]
             for kind in dict.fromkeys((KINDS[run % len(KINDS)], "own")):
-                rows = self._replaced(run, kept, kind)
+                rows = self._replaced(kept, kind)
                 leaves = self._runs.leaves(rows)
                 try:
                     found = self._runs.observe_leaves(leaves)
@@ -112,20 +115,25 @@ class ModuleTrial:
                 raise UnsupportedModuleError(_KEEPS.format(name))
         if whole.state.changed_from(self._runs.before) is None:
             return  # it keeps nothing
-        other = self._replaced(0, [], "own")
+        after_same = self._after(self._rows)
         try:
-            self._runs.observe(self._rows, keep_state=True)
-            after_same = self._runs.observe(self._rows)
-            self._runs.observe(other, keep_state=True)
-            after_other = self._runs.observe(self._rows)
-        finally:
-            self._runs.before.restore()
+            after_other = self._after([Row(row.source, "large") for row in self._rows])
+        except Exception:  # the model does not take such examples
+            after_other = self._after([self._rows[0]] * len(self._rows))
         for name, one, twin, less in _together(after_same, after_other, fewer):
             if differs(one, twin, examples(one, less), self._all):
                 raise UnsupportedModuleError(_KEEPS.format(name))
         keeper = after_same.state.changed_from(after_other.state)
         if keeper is not None:
             raise UnsupportedModuleError(_KEEPS.format(keeper))
+
+    def _after(self, first: Sequence[Row]) -> Result:
+        """A run on the rows that comes after one on others."""
+        try:
+            self._runs.observe(first, keep_state=True)
+            return self._runs.observe(self._rows)
+        finally:
+            self._runs.before.restore()
 
     def _refuse_mixing(self, whole: Result, replaced: Result, fewer: Result, kept: Sequence[int]) -> None:
         given = {
@@ -180,12 +188,21 @@ class ModuleTrial:
                     "over the batch before the layer, or freeze the layer."
                 )
 
-    def _refuse_crossing(self, dims: Sequence[int | None]) -> None:
+    def _refuse_nowhere(self, places: Sequence[Rows | None], whole: Result) -> None:
+        if any(place is not None for place in places) or any(leaf.numel() == 1 for leaf in whole.outputs):
+            return
+        raise UnsupportedModuleError(
+            f"{self._runs.capture.module_name(self._module)} returns no tensor with a row for each example, so it is "
+            "not known whether it keeps them apart. Keep examples in the first dimension (batch_first=False for "
+            "[T, N, ...]) from the loader to the loss."
+        )
+
+    def _refuse_crossing(self, places: Sequence[Rows | None]) -> None:
         """Scaling where a gradient starts, by another number for each example, must scale that example's alone."""
         scales = [0.0, 1.0, 4.0, 16.0, 0.25, 64.0, 2.0, 8.0][: len(self._rows)]
 
         def total(factors: Sequence[float], outputs: list[Tensor]) -> Tensor | None:
-            return cotangent(outputs, dims, factors)
+            return cotangent(outputs, places, factors)
 
         plain = self._runs.norms(self._rows, lambda outputs: total([1.0] * len(scales), outputs))
         if not plain:
@@ -193,14 +210,9 @@ class ModuleTrial:
         scaled = self._runs.norms(self._rows, lambda outputs: total(scales, outputs))
         crossing = crossed(plain, scaled, torch.tensor(scales))
         if crossing is not None:
-            raise UnsupportedModuleError(
-                f"{self._owner(crossing)} does not see examples in the order of the batch (they are sorted, reshaped "
-                "or mixed before it, or [N, T, ...] is taken for [T, N, ...]): a gradient that starts at one example "
-                "arrives as another's. Keep each example in its row from the loader to the loss "
-                "(pack_padded_sequence(..., enforce_sorted=False) needs no sorting), with the same layout everywhere."
-            )
+            raise UnsupportedModuleError(CROSSED.format(self._owner(crossing)))
 
-    def _refuse_shared_scalars(self, dims: Sequence[int | None], random: bool) -> None:
+    def _refuse_shared_scalars(self, places: Sequence[Rows | None], random: bool) -> None:
         """A loss that the module computes itself must be a plain mean (or sum) over examples."""
         name = self._runs.capture.module_name(self._module)
         if _given_items(self._runs):
@@ -209,8 +221,8 @@ class ModuleTrial:
         def total(outputs: list[Tensor]) -> Tensor | None:
             scalars = [
                 leaf.sum().float()
-                for leaf, dim in zip(outputs, dims, strict=False)
-                if leaf.numel() == 1 and dim is None and leaf.is_floating_point() and leaf.requires_grad
+                for leaf, place in zip(outputs, places, strict=False)
+                if leaf.numel() == 1 and place is None and leaf.is_floating_point() and leaf.requires_grad
             ]
             return sum(scalars) if scalars else None  # type: ignore[return-value]
 
@@ -218,9 +230,9 @@ class ModuleTrial:
         if not base:
             return
         count = len(self._rows)
-        for run, (kept, kind) in enumerate((([0, 2], "large"), ([1, 3], "ignored"), ([0, 1], "own"))):
+        for kept, kind in (([0, 2], "large"), ([1, 3], "ignored"), ([0, 1], "own")):
             try:
-                other = self._runs.norms(self._replaced(run, kept, kind), total)
+                other = self._runs.norms(self._replaced(kept, kind), total)
             except UnsupportedModuleError:
                 raise
             except Exception:
@@ -253,17 +265,17 @@ def _given_items(runs: Runs) -> bool:
     return kwargs.get("num_items_in_batch") is not None
 
 
-def cotangent(outputs: Sequence[Tensor], dims: Sequence[int | None], factors: Sequence[float]) -> Tensor | None:
+def cotangent(outputs: Sequence[Tensor], places: Sequence[Rows | None], factors: Sequence[float]) -> Tensor | None:
     """A sum of outputs with random weights, each example's times its factor; None where no output can be told apart."""
     generator = torch.Generator().manual_seed(0)
     total: Tensor | None = None
-    for leaf, dim in zip(outputs, dims, strict=False):
-        if dim is None or not leaf.requires_grad or not leaf.is_floating_point() or leaf.shape[dim] != len(factors):
+    for leaf, place in zip(outputs, places, strict=False):
+        if place is None or not leaf.requires_grad or not leaf.is_floating_point():
             continue
-        weights = torch.randn(leaf.shape, generator=generator)
-        shape = [len(factors) if d == dim else 1 for d in range(leaf.ndim)]
-        weights = (weights * torch.tensor(factors).view(shape)).to(leaf.device)
-        term = (leaf.to(torch.promote_types(leaf.dtype, torch.float32)) * weights).sum()
+        apart = place.unfolded(leaf)
+        weights = torch.randn(apart.shape, generator=generator)
+        weights = (weights * torch.tensor(factors).view(-1, *[1] * (apart.ndim - 1))).to(leaf.device)
+        term = (apart.to(torch.promote_types(leaf.dtype, torch.float32)) * weights).sum()
         total = term if total is None else total + term
     return total
 

@@ -44,28 +44,38 @@ class Parts:
         return self._build(iter(leaves))
 
 
-def take_apart(value: Any, count: int | None = None) -> Parts:
+def take_apart(value: Any, count: int | None = None, leaf: Callable[[Any], bool] = lambda _: False) -> Parts:
     """The leaves of lists, tuples, named tuples, mappings, dataclasses and packed sequences, however nested.
 
-    A list of `count` entries that do not hold `count` rows each is one leaf: an entry for each example.
+    A list of `count` entries that do not hold `count` rows each is one leaf: an entry for each example. `leaf` says what
+    else is one.
     """
     leaves: list[Any] = []
     names: list[str] = []
     unknown: dict[str, None] = {}
-    build = _apart(value, "", count, leaves, names, unknown)
+
+    def whole(value: Any) -> bool:
+        return isinstance(value, Tensor | np.ndarray) or one_each(value, count) or leaf(value)
+
+    build = _apart(value, "", whole, leaves, names, unknown)
     return Parts(leaves, names, tuple(unknown), build)
 
 
 def _apart(
-    value: Any, name: str, count: int | None, leaves: list[Any], names: list[str], unknown: dict[str, None]
+    value: Any,
+    name: str,
+    whole: Callable[[Any], bool],
+    leaves: list[Any],
+    names: list[str],
+    unknown: dict[str, None],
 ) -> _Builder:
     def below(values: Sequence[Any], keys: Sequence[Any] | None = None) -> list[_Builder]:
         return [
-            _apart(v, name if keys is None else str(keys[i]), count, leaves, names, unknown)
+            _apart(v, name if keys is None else str(keys[i]), whole, leaves, names, unknown)
             for i, v in enumerate(values)
         ]
 
-    if isinstance(value, Tensor | np.ndarray) or one_each(value, count):
+    if whole(value):
         leaves.append(value)
         names.append(name)
         return next

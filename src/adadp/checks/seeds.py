@@ -10,13 +10,18 @@ import numpy as np
 import torch
 
 
+def on_a_gpu() -> bool:
+    """Whether this process has begun to work on a GPU."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch, numpy and random inside; the user's generators are put back afterwards."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if on_a_gpu() else range(0)
     plain, arrays = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=list(devices)):
             # Not torch.manual_seed: where CUDA has not begun, that would seed it for the user, later.
             torch.random.default_generator.manual_seed(seed)
             for device in devices:

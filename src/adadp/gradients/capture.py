@@ -341,12 +341,15 @@ class Capture:
         if total.requires_grad and (self._anchors or also):
             torch.autograd.backward(total, inputs=[*self._anchors, *also], retain_graph=retain_graph)
 
-    def look(self, count: int) -> dict[str, PerExample]:
-        """The gradients recorded so far, forgotten here as by `take`; what runs now may still be differentiated."""
+    def look(self) -> dict[str, PerExample]:
+        """The gradients recorded so far, of however many examples, forgotten here as by `take`.
+
+        What has run may still be differentiated, and is recorded then.
+        """
         records = list(self._records)
         self._records.clear()
         with self._sleeping(), exact_arithmetic():
-            return self._forms(records, count)
+            return self._forms(records, None)
 
     def discard(self) -> None:
         """Forget what was recorded."""
@@ -370,13 +373,14 @@ class Capture:
         with self._sleeping(), exact_arithmetic():
             return self._forms(records, count)
 
-    def _forms(self, records: Sequence[Record], count: int) -> dict[str, PerExample]:
+    def _forms(self, records: Sequence[Record], count: int | None) -> dict[str, PerExample]:
         parts: dict[str, list[PerExample]] = {}
         for record in records:
             call = record.call
             self._refuse_misplaced(call)
             for own, form in record.forms().items():
-                self._refuse_count(call, form, count)
+                if count is not None:
+                    self._refuse_count(call, form, count)
                 parts.setdefault(call.names[own], []).append(form)
         return {name: merged(forms) for name, forms in parts.items()}
 
