@@ -29,9 +29,7 @@ _UNTRIED = (
     "the collate function could not be tried on a few items, replaced, left out and made longer: it is not known whether "
     "it makes each row of one item alone"
 )
-_RANDOM = (
-    "the collate function draws random numbers: what they decide was tried with items of the same length, not with others"
-)
+_RANDOM = "the collate function draws random numbers: what they decide was tried with items of the same length alone"
 _WHOLE = "the collate function gives values of the whole batch, which may change with any of its items"
 
 
@@ -43,6 +41,7 @@ class Recollated:
     longer: Parts | None
     changed: int
     random: tuple[bool, ...]  # which leaves are decided by random numbers
+    rows: int
 
 
 class CollateTrial:
@@ -69,13 +68,15 @@ class CollateTrial:
             raise ConfigurationError(MIXES)
         everywhere = list(range(len(self._items)))
         self._random = [
-            not (self._leaf_alike(place, base, again, everywhere) and self._leaf_alike(place, base, redrawn, everywhere))
+            not (
+                self._leaf_alike(place, base, again, everywhere) and self._leaf_alike(place, base, redrawn, everywhere)
+            )
             for place in range(len(base.leaves))
         ]
         self._replace(base)
         longer, changed = self._lengthen(base)
         self._shorten(base)
-        return Recollated(base, longer, changed, tuple(self._random))
+        return Recollated(base, longer, changed, tuple(self._random), len(self._items))
 
     def _made(self, items: Sequence[Any], seed: int = 0) -> Parts:
         with seeded(seed):
@@ -105,7 +106,7 @@ class CollateTrial:
         for item in lengthened(self._items[place]):
             try:
                 made = self._made([*self._items[:place], item, *self._items[place + 1 :]])
-            except Exception:  # noqa: PERF203 - such items are not for this function
+            except Exception:
                 continue
             if _same_form(base, made) and any(
                 _shape(one) != _shape(other) for one, other in zip(base.leaves, made.leaves, strict=True)
@@ -124,7 +125,7 @@ class CollateTrial:
         for item in halved(self._items[place]):
             try:
                 made = self._made([*self._items[:place], item, *self._items[place + 1 :]])
-            except Exception:  # noqa: PERF203
+            except Exception:
                 continue
             if not _same_form(base, made):
                 continue

@@ -41,7 +41,8 @@ class Rows:
         if self.each == 1:
             return tensor.movedim(self.dim, 0)
         sizes = (-1, self.each) if self.examples_first else (self.each, -1)
-        return tensor.unflatten(self.dim, sizes).movedim(self.dim + (not self.examples_first), 0)
+        shape = (*tensor.shape[: self.dim], *sizes, *tensor.shape[self.dim + 1 :])
+        return tensor.reshape(shape).movedim(self.dim + (not self.examples_first), 0)
 
 
 def rows_of(one: Tensor, less: Tensor, count: int, examples_first: bool) -> Rows | None:
@@ -54,6 +55,21 @@ def rows_of(one: Tensor, less: Tensor, count: int, examples_first: bool) -> Rows
     other = [d for d in range(one.ndim) if one.shape[d] != less.shape[d]]
     if len(other) == 1 and one.shape[other[0]] * (count - 1) == less.shape[other[0]] * count:
         return Rows(other[0], one.shape[other[0]] // count, examples_first)
+    return None
+
+
+def rows_in(one: Tensor, other: Tensor, count: int, examples_first: bool) -> tuple[Rows, Rows] | None:
+    """Where the `count` examples are in two results that may differ in length."""
+    if one.ndim != other.ndim:
+        return None
+    for dim in (0,) if examples_first else (1, 0):
+        if one.ndim > dim and one.shape[dim] == other.shape[dim] == count:
+            return Rows(dim), Rows(dim)
+    if one.ndim and not one.shape[0] % count and not other.shape[0] % count and one.shape[0] != other.shape[0]:
+        return (
+            Rows(0, one.shape[0] // count, examples_first),
+            Rows(0, other.shape[0] // count, examples_first),
+        )
     return None
 
 

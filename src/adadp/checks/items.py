@@ -49,7 +49,9 @@ def _resized(item: Any, change: Any) -> Iterator[Any]:
     parts = _sequences(item)
     lengths = sorted({len(leaf) for leaf in parts.leaves if _is_long(leaf) and not isinstance(leaf, str)}, reverse=True)
     groups = [[_is_long(v) and not isinstance(v, str) and len(v) == size for v in parts.leaves] for size in lengths]
-    groups += [[i == place for i in range(len(parts.leaves))] for place, v in enumerate(parts.leaves) if isinstance(v, str)]
+    groups += [
+        [i == place for i in range(len(parts.leaves))] for place, v in enumerate(parts.leaves) if isinstance(v, str)
+    ]
     for group in groups[:4]:
         yield parts.rebuilt([change(v) if chosen else v for v, chosen in zip(parts.leaves, group, strict=True)])
 

@@ -6,7 +6,7 @@ are never out of a leaf's own range, where a GPU would stop the process instead 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,10 @@ class Row:
 
 def unlike(leaves: Sequence[Any], dims: Sequence[int | None], count: int, wanted: int) -> list[int]:
     """`wanted` rows that differ as much as may be, in an order that is not sorted. Fewer examples are repeated."""
-    sums = [found for leaf, dim in zip(leaves, dims, strict=True) if (found := _sums(leaf, dim, count)) is not None]
+    sums = [_sums(leaf, dim, count) for leaf, dim in zip(leaves, dims, strict=True)]
     found: dict[int, None] = {}
-    lengths_first = sorted(sums, key=lambda s: s.ndim)  # what models sort by: a number for each example
+    # What models sort by is a number for each example.
+    lengths_first = sorted((total for total in sums if total is not None), key=lambda total: total.ndim)
     for total in lengths_first:
         found[int(total.sum.argmax())] = None
         found[int(total.sum.argmin())] = None
@@ -78,7 +79,9 @@ def made(leaf: Any, dim: int | None, rows: Sequence[Row], name: str) -> Any:
     if dim is None or all(kind == "own" for kind in kinds):
         return some
     if isinstance(some, list):
-        return [_of_kind(v, leaf, kind, name) if isinstance(v, Tensor) else v for v, kind in zip(some, kinds, strict=True)]
+        return [
+            _of_kind(v, leaf, kind, name) if isinstance(v, Tensor) else v for v, kind in zip(some, kinds, strict=True)
+        ]
     if isinstance(some, np.ndarray):
         return some
     some = some.clone()
@@ -139,3 +142,21 @@ def _same(leaf: Any, other: Any, dim: int, place: int) -> bool:
     if isinstance(leaf, np.ndarray):
         return bool(np.array_equal(leaf.take(place, dim), other.take(place, dim)))
     return torch.equal(leaf.select(dim, place), other.select(dim, place))
+
+
+def splits(count: int) -> Iterator[list[int]]:
+    """Sets of places to keep: for each two there is one that keeps the first and not the second."""
+    for bit in range((count - 1).bit_length()):
+        for side in (0, 1):
+            yield [place for place in range(count) if place >> bit & 1 == side]
+
+
+def replaced(rows: Sequence[Row], kept: Sequence[int], kind: str) -> list[Row]:
+    """The rows with all but the kept ones replaced: by copies of those, so that no sum over all stays the same."""
+    stay = [rows[place].source for place in kept]
+    return [
+        row
+        if place in kept
+        else Row(next((s for s in stay[place % len(stay) :] + stay if s != row.source), row.source), kind)
+        for place, row in enumerate(rows)
+    ]

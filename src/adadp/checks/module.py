@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from adadp.checks.compared import Rows, coarse, differs, examples, rows_of
-from adadp.checks.made import KINDS, Row, differ, unlike
-from adadp.checks.runs import CROSSED, Norms, Result, Runs
+from adadp.checks.made import KINDS, Row, differ, replaced, splits, unlike
+from adadp.checks.norms import CROSSED, alike, crossed, owner, scales
+from adadp.checks.runs import Result, Runs
 from adadp.errors import UnsupportedModuleError
 
 _FEWEST, _MOST = 4, 8
@@ -62,29 +63,14 @@ class ModuleTrial:
                 break
         return rows, whole
 
-    def _replaced(self, kept: Sequence[int], kind: str) -> list[Row]:
-        """The rows with all but the kept ones replaced: by copies of those, so that no sum over all stays the same."""
-        stay = [self._rows[place].source for place in kept]
-        rows = []
-        for place, row in enumerate(self._rows):
-            another = next((s for s in stay[place % len(stay) :] + stay if s != row.source), row.source)
-            rows.append(row if place in kept else Row(another, kind))
-        return rows
-
-    def _splits(self) -> Iterator[list[int]]:
-        """Sets of examples to keep: for each two there is one that keeps the first and not the second."""
-        for bit in range((len(self._rows) - 1).bit_length()):
-            for side in (0, 1):
-                yield [place for place in self._all if place >> bit & 1 == side]
-
     def _replace(self, whole: Result, fewer: Result) -> bool:
         """Replace examples, and refuse where others change. Whether all of them were replaced by something else."""
         own = self._runs.leaves(self._rows)
-        replaced: set[int] = set()
-        for run, kept in enumerate(self._splits()):
+        changed: set[int] = set()
+        for run, kept in enumerate(splits(len(self._rows))):
             others = [place for place in self._all if place not in kept]
             for kind in dict.fromkeys((KINDS[run % len(KINDS)], "own")):
-                rows = self._replaced(kept, kind)
+                rows = replaced(self._rows, kept, kind)
                 leaves = self._runs.leaves(rows)
                 try:
                     found = self._runs.observe_leaves(leaves)
@@ -93,9 +79,9 @@ class ModuleTrial:
                         raise
                     continue  # the model does not take such an example: another one is tried
                 self._refuse_mixing(whole, found, fewer, kept)
-                replaced.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
+                changed.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
                 break
-        return replaced == set(self._all)
+        return changed == set(self._all)
 
     # ---- what is refused -----------------------------------------------------------------------------------------
 
@@ -135,15 +121,15 @@ class ModuleTrial:
         finally:
             self._runs.before.restore()
 
-    def _refuse_mixing(self, whole: Result, replaced: Result, fewer: Result, kept: Sequence[int]) -> None:
+    def _refuse_mixing(self, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> None:
         given = {
             name  # given mixed examples, so it is not the one that mixed them
             for (name, one, _), (twin, other, _), (_, less, _) in zip(
-                whole.seen.inputs, replaced.seen.inputs, fewer.seen.inputs, strict=False
+                whole.seen.inputs, found.seen.inputs, fewer.seen.inputs, strict=False
             )
             if name == twin and differs(one, other, examples(one, less), kept)
         }
-        for name, one, other, less in _together(whole, replaced, fewer):
+        for name, one, other, less in _together(whole, found, fewer):
             if differs(one, other, examples(one, less), kept):
                 who = f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})" if name in given else name
                 raise UnsupportedModuleError(
@@ -199,18 +185,14 @@ class ModuleTrial:
 
     def _refuse_crossing(self, places: Sequence[Rows | None]) -> None:
         """Scaling where a gradient starts, by another number for each example, must scale that example's alone."""
-        scales = [0.0, 1.0, 4.0, 16.0, 0.25, 64.0, 2.0, 8.0][: len(self._rows)]
-
-        def total(factors: Sequence[float], outputs: list[Tensor]) -> Tensor | None:
-            return cotangent(outputs, places, factors)
-
-        plain = self._runs.norms(self._rows, lambda outputs: total([1.0] * len(scales), outputs))
+        factors = scales(len(self._rows))
+        plain = self._runs.norms(self._rows, lambda outputs: cotangent(outputs, places, [1.0] * len(factors)))
         if not plain:
             return
-        scaled = self._runs.norms(self._rows, lambda outputs: total(scales, outputs))
-        crossing = crossed(plain, scaled, torch.tensor(scales))
+        scaled = self._runs.norms(self._rows, lambda outputs: cotangent(outputs, places, factors))
+        crossing = crossed(plain, scaled, factors)
         if crossing is not None:
-            raise UnsupportedModuleError(CROSSED.format(self._owner(crossing)))
+            raise UnsupportedModuleError(CROSSED.format(owner(crossing, self._runs.capture)))
 
     def _refuse_shared_scalars(self, places: Sequence[Rows | None], random: bool) -> None:
         """A loss that the module computes itself must be a plain mean (or sum) over examples."""
@@ -232,21 +214,18 @@ class ModuleTrial:
         count = len(self._rows)
         for kept, kind in (([0, 2], "large"), ([1, 3], "ignored"), ([0, 1], "own")):
             try:
-                other = self._runs.norms(self._replaced(kept, kind), total)
+                other = self._runs.norms(replaced(self._rows, kept, kind), total)
             except UnsupportedModuleError:
                 raise
             except Exception:
                 continue
-            if not _alike(base, other, kept, 1.0, self._coarse):
+            if not alike(base, other, kept, self._coarse):
                 raise UnsupportedModuleError(_SCALAR.format(name))
         if not random:
             fewer = self._runs.norms(self._rows[:-1], total)
-            scale = ((count - 1) / count) ** 2 if self._mean else 1.0
-            if not _alike(base, fewer, range(count - 1), scale, self._coarse):
+            scale = (count - 1) / count if self._mean else 1.0
+            if not alike(base, fewer, range(count - 1), self._coarse, scale):
                 raise UnsupportedModuleError(_SCALAR.format(name))
-
-    def _owner(self, parameter: str) -> str:
-        return parameter.rpartition(".")[0] or self._runs.capture.module_name(self._module)
 
 
 _KEEPS = (
@@ -280,35 +259,6 @@ def cotangent(outputs: Sequence[Tensor], places: Sequence[Rows | None], factors:
     return total
 
 
-def crossed(plain: Norms, scaled: Norms, scales: Tensor) -> str | None:
-    """The parameter whose gradients did not scale with their own examples', if there is one."""
-    for name, before in plain.items():
-        after = scaled.get(name)
-        if after is None:
-            continue
-        before, after = before.double().cpu(), after.double().cpu()
-        wanted = before * scales.double() ** 2
-        sure = before.isfinite() & after.isfinite() & wanted.isfinite()
-        least = 1e-9 * float(before[sure].max()) if bool(sure.any()) else 0.0
-        if bool(((after - wanted).abs() > 1e-2 * wanted + least)[sure].any()):
-            return name
-    return None
-
-
-def _alike(base: Norms, other: Norms, kept: Sequence[int], scale: float, relative: float) -> bool:
-    """Whether the kept examples' squared norms are `scale` of what they are in `other`."""
-    for name, before in base.items():
-        after = other.get(name)
-        if after is None:
-            continue
-        one, two = before.double().cpu()[list(kept)], after.double().cpu()[list(kept)] * scale
-        sure = one.isfinite() & two.isfinite()
-        least = 1e-6 * float(one[sure].max()) if bool(sure.any()) else 0.0
-        if bool(((one - two).abs() > 2 * relative * one + least)[sure].any()):
-            return False
-    return True
-
-
 def _together(*runs: Result) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     """What each module gave in three runs, side by side; what the outermost gave where different modules ran."""
     lists = [run.seen.outputs for run in runs]
@@ -317,4 +267,3 @@ def _together(*runs: Result) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     for (name, first), (_, second), (_, third) in zip(*lists, strict=False):
         for one, other, another in zip(first, second, third, strict=False):
             yield name, one, other, another
-

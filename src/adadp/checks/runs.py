@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from adadp.checks.made import Row, made
+from adadp.checks.norms import Norms, measured
 from adadp.checks.rows import Parts, tensors_in
-from adadp.checks.seeds import on_a_gpu, seeded
+from adadp.checks.seeds import seeded
 from adadp.checks.state import State
-from adadp.errors import UnsupportedModuleError
 from adadp.gradients import Capture
-from adadp.gradients.arithmetic import exact_arithmetic
 from adadp.gradients.capture import Observed
 
-CROSSED = (
-    "{} does not see examples in the order of the batch (they are sorted, reshaped or mixed before it, or [N, T, ...] is "
-    "taken for [T, N, ...]): a gradient that starts at one example arrives as another's. Keep each example in its row "
-    "from the loader to the loss (pack_padded_sequence(..., enforce_sorted=False) needs no sorting), with the same layout "
-    "everywhere: batch_first=True in the layers and in make_private, or False in both."
-)
-
-#: Squared norms of each example's gradient, [k] a parameter.
-Norms = dict[str, Tensor]
 Total = Callable[[list[Tensor]], Tensor | None]
 
 
@@ -96,32 +85,6 @@ class Runs:
                 given[place] = leaves[place].requires_grad_()
                 leaves[place] = given[place] * 1  # modules may write into what they are given
         return leaves, given
-
-
-def measured(capture: Capture, count: int) -> Norms:
-    """Squared norms of what the last backward pass brought to each parameter, example by example."""
-
-    def work() -> Norms:
-        forms = capture.look()
-        for name, form in forms.items():
-            if form.count != count:
-                raise UnsupportedModuleError(CROSSED.format(name.rpartition(".")[0] or capture.module_name(capture.module)))
-        with torch.no_grad(), exact_arithmetic():
-            return {name: form.squared_norms() for name, form in forms.items()}
-
-    return _in_a_thread(work)
-
-
-def _in_a_thread(work: Callable[[], Norms]) -> Norms:
-    """Done by another thread: torch.func does not work where hooks on saved tensors are on, and they are a thread's."""
-    stream = torch.cuda.current_stream() if on_a_gpu() else None
-
-    def there() -> Norms:
-        with torch.cuda.stream(stream):  # the current one and its device are a thread's too
-            return work()
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(there).result()
 
 
 def _rows_of(given: dict[int, Tensor], dims: Sequence[int | None]) -> Norms:

@@ -23,7 +23,7 @@ def seeded(seed: int) -> Iterator[None]:
     try:
         with torch.random.fork_rng(devices=list(devices)):
             # Not torch.manual_seed: where CUDA has not begun, that would seed it for the user, later.
-            torch.random.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             for device in devices:
                 torch.cuda.default_generators[device].manual_seed(seed)
             random.seed(seed)
