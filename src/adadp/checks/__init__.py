@@ -1,4 +1,4 @@
-"""What a module, a collate function, a loss and a loop must not do, tried out on examples that are unlike each other."""
+"""What a module, a collate function and a loss must not do, tried out on examples that are unlike each other."""
 
 from adadp.checks.trial import Trial
 

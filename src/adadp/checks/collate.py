@@ -26,8 +26,8 @@ MIXES = (
     "most, and do the rest inside the dataset, item by item."
 )
 _UNTRIED = (
-    "the collate function could not be tried on a few items, replaced, left out and made longer: it is not known whether "
-    "it makes each row of one item alone"
+    "the collate function could not be tried on a few items, replaced, left out and made longer: it is not known "
+    "whether it makes each row of one item alone"
 )
 _RANDOM = "the collate function draws random numbers: what they decide was tried with items of the same length alone"
 _WHOLE = "the collate function gives values of the whole batch, which may change with any of its items"

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 def coarse(module: nn.Module) -> float:
     """Relative difference that another number of examples makes by rounding alone, in the precision of the run."""
     halves = [p.dtype for p in module.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
-    for device in ("cuda", "cpu"):
-        if torch.is_autocast_enabled(device):
-            halves.append(torch.get_autocast_dtype(device))
+    halves += [torch.get_autocast_dtype(device) for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
     return max([1e-2, *(16 * torch.finfo(dtype).eps for dtype in halves)])
 
 

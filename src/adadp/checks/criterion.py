@@ -22,12 +22,12 @@ _COUNT = 4
 
 _UNTRIED = (
     "the criterion cannot be tried on made-up outputs, so it is not known whether it keeps examples apart. Compute a "
-    "loss for each example ([n], with reduction='none') and call optimizer.backward(losses) without criterion=, or make "
-    "it an nn.Module, which is tried on what the loop gives it."
+    "loss for each example ([n], with reduction='none') and call optimizer.backward(losses) without criterion=, or "
+    "make it an nn.Module, which is tried on what the loop gives it."
 )
 _FOLDED = (
-    "the criterion is given another number of rows than the batch has examples (tokens in one dimension, for instance), "
-    "and means over all of them mix examples. Average within each example, then over examples: "
+    "the criterion is given another number of rows than the batch has examples (tokens in one dimension, for "
+    "instance), and means over all of them mix examples. Average within each example, then over examples: "
     "optimizer.backward(losses) with a loss for each, [n]."
 )
 
@@ -170,7 +170,7 @@ def _candidates(criterion: Callable[..., Tensor]) -> list[_Arguments]:
 
 
 def _of_schema(criterion: Callable[..., Tensor], parts: Parts, dims: Sequence[int | None]) -> _Arguments:
-    """Made-up arguments of the shapes and kinds that a criterion was given; labels that are left out where some were."""
+    """Made-up arguments of the shapes and kinds that a criterion was given, with ignored labels where it had some."""
     generator = torch.Generator().manual_seed(0)
     outputs = parts.leaves[0]
     classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim > 1 else 2

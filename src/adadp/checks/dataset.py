@@ -8,8 +8,8 @@ import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 _SEVERAL = (
-    "one record would be several rows of the dataset ({}), and a guarantee for one row is not one for the record. Leave "
-    "each record in once; weigh it in the loss, or train for more epochs."
+    "one record would be several rows of the dataset ({}), and a guarantee for one row is not one for the record. "
+    "Leave each record in once; weigh it in the loss, or train for more epochs."
 )
 _COMPUTED = (
     "{} computes its items itself: statistics over all rows, records that serve as several rows, or rows that stand in "

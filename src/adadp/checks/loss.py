@@ -63,8 +63,8 @@ class LossTrial:
             if lengths is not None:
                 self._refuse_padding(lengths)
 
-    def _compare(self, base: Norms, rows: Sequence[Row], kept: Sequence[int], kind: str) -> None:
-        for kind in dict.fromkeys((kind, "own")):
+    def _compare(self, base: Norms, rows: Sequence[Row], kept: Sequence[int], first: str) -> None:
+        for kind in dict.fromkeys((first, "own")):
             try:
                 other = self._norms(replaced(rows, kept, kind))
             except PrivacyError:
@@ -114,7 +114,7 @@ class LossTrial:
 
 
 def refuse_crossing_rows(capture: Capture, losses: Tensor) -> None:
-    """Refuse losses [n] of a pass that has just run, if the gradient of one reaches another example. The graph stays."""
+    """Refuse losses [n] of a pass that has run, if the gradient of one reaches another example. The graph stays."""
     if capture.recorded or not losses.requires_grad:
         return  # a pass before this one is not to be disturbed
     early, capture.bound_early = capture.bound_early, None

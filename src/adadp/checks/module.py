@@ -229,12 +229,12 @@ class ModuleTrial:
 
 
 _KEEPS = (
-    "{} keeps something of the examples it saw (a queue, a centre, a hidden state) and uses it for later ones: it leaves "
-    "its lot without noise. Compute it anew from each batch, or keep nothing that depends on examples."
+    "{} keeps something of the examples it saw (a queue, a centre, a hidden state) and uses it for later ones: it "
+    "leaves its lot without noise. Compute it anew from each batch, or keep nothing that depends on examples."
 )
 _SCALAR = (
-    "{} computes a loss inside that mixes examples: one example's share of it changes with the others, as in a mean over "
-    "all tokens of a batch. Give it no labels (nor num_items_in_batch), and compute a loss for each example outside: "
+    "{} computes a loss inside that mixes examples: one example's share of it changes with the others, as in a mean "
+    "over all tokens of a batch. Give it no labels (nor num_items_in_batch), and compute a loss for each example outside: "
     "optimizer.backward(adadp.losses.causal_lm(model(...).logits, labels))."
 )
 

@@ -47,8 +47,8 @@ class Parts:
 def take_apart(value: Any, count: int | None = None, leaf: Callable[[Any], bool] = lambda _: False) -> Parts:
     """The leaves of lists, tuples, named tuples, mappings, dataclasses and packed sequences, however nested.
 
-    A list of `count` entries that do not hold `count` rows each is one leaf: an entry for each example. `leaf` says what
-    else is one.
+    A list of `count` entries that do not hold `count` rows each is one leaf: an entry for each example. `leaf` says
+    what else is one.
     """
     leaves: list[Any] = []
     names: list[str] = []

@@ -131,7 +131,11 @@ def _rewind(generator: Any) -> Callable[[], None]:
     """A generator that a module has of its own draws the same numbers in each run."""
     if isinstance(generator, torch.Generator):
         state: Any = generator.get_state()
-        return lambda: generator.set_state(state) and None
+
+        def undo() -> None:
+            generator.set_state(state)
+
+        return undo
     if isinstance(generator, np.random.Generator):
         state = generator.bit_generator.state
         return lambda: setattr(generator.bit_generator, "state", state)

@@ -292,12 +292,12 @@ class Trial:
 
 
 _NO_BATCH = (
-    "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step with "
-    "all of the batch, as tensors, or lists, tuples, dicts or dataclasses of tensors"
+    "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step "
+    "with all of the batch, as tensors, or lists, tuples, dicts or dataclasses of tensors"
 )
 _HANDED_ON = (
-    "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of that "
-    "lot reach this one without noise. Begin each batch with a fresh state."
+    "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of "
+    "that lot reach this one without noise. Begin each batch with a fresh state."
 )
 _UNKNOWN = (
     "{} was given a {}, which cannot be taken apart into examples, so it is not known whether the model keeps them "
