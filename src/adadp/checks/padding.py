@@ -19,8 +19,8 @@ from adadp.checks.rows import Parts, chosen
 
 REACHES = (
     "{}: padding reaches the result: what it gives for an example changes where another one of the batch is longer. "
-    "Mask the padding (attention_mask, src_key_padding_mask, pack_padded_sequence, a mean over an example's own tokens), or "
-    "pad all items to one fixed length in the dataset."
+    "Mask the padding (attention_mask, src_key_padding_mask, pack_padded_sequence, a mean over an example's own "
+    "tokens), or pad all items to one fixed length in the dataset."
 )
 UNTRIED = (
     "whether padding to the longest of a batch reaches the result was not tried: what the model is given is not what "
@@ -38,7 +38,7 @@ _CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
 
 @dataclass(frozen=True)
 class Padded:
-    """The arguments' leaves for a few items, and for the same with one (`changed`) made longer, padded at either end."""
+    """The leaves of arguments for a few items, and for the same with one (`changed`) longer, padded at either end."""
 
     base: list[Any]
     longer: list[list[Any]]
