@@ -234,8 +234,8 @@ _KEEPS = (
 )
 _SCALAR = (
     "{} computes a loss inside that mixes examples: one example's share of it changes with the others, as in a mean "
-    "over all tokens of a batch. Give it no labels (nor num_items_in_batch), and compute a loss for each example outside: "
-    "optimizer.backward(adadp.losses.causal_lm(model(...).logits, labels))."
+    "over all tokens of a batch. Give it no labels (nor num_items_in_batch), and compute a loss for each example "
+    "outside: optimizer.backward(adadp.losses.causal_lm(model(...).logits, labels))."
 )
 
 
