@@ -64,7 +64,10 @@ def collated(
     indices = list(range(count))
     batch = collate([dataset[i] for i in indices])
     run.out(lot, count, indices, batch)
-    give(model, batch)
+    try:
+        give(model, batch)
+    finally:
+        run.capture.detach()
     return run.trial
 
 
