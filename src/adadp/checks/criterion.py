@@ -103,7 +103,7 @@ class WatchedCriterion:
         count = capture.count
         assert count is not None
         parts = take_apart((args, kwargs), count)
-        dims = [dimension(leaf, count, (0,)) for leaf in parts.leaves]
+        dims = [dimension(leaf, count, (0, 1) if _is_sequence(leaf) else (0,)) for leaf in parts.leaves]
         try:
             self._try(parts, dims, count)
         except ConfigurationError as error:
@@ -131,6 +131,11 @@ class WatchedCriterion:
         rows = [place % count for place in range(_COUNT)]
         leaves = [chosen(leaf, dim, rows) for leaf, dim in zip(parts.leaves, dims, strict=True)]
         return _passes(copy.deepcopy(self._criterion), _Arguments(parts, leaves, list(dims)), self._reduction, 1e-3)
+
+
+def _is_sequence(leaf: Any) -> bool:
+    """Whether examples may come second: [T, N, C], as CTC takes it."""
+    return isinstance(leaf, Tensor) and leaf.ndim > 2
 
 
 class _Arguments:
@@ -180,14 +185,14 @@ def _of_schema(criterion: Callable[..., Tensor], parts: Parts, dims: Sequence[in
         if not isinstance(leaf, Tensor) or dim is None:
             leaves.append(leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf)
             continue
-        shape = (_COUNT, *leaf.shape[1:])
+        shape = tuple(_COUNT if d == dim else size for d, size in enumerate(leaf.shape))
         if leaf.is_floating_point():
             draw = torch.randn if place == 0 else torch.rand
             leaves.append(draw(shape, generator=generator, dtype=torch.float64))
             continue
         labels = torch.randint(classes, shape, generator=generator)
         if ignored is not None and bool((leaf == ignored).any()):
-            labels.view(_COUNT, -1)[0, 0] = ignored
+            labels.view(-1)[0] = ignored
         leaves.append(labels.to(leaf.dtype))
     return _Arguments(parts, leaves, list(dims))
 
@@ -223,12 +228,11 @@ def _passes(
 
 def _output_gradients(criterion: Callable[..., Tensor], arguments: _Arguments, reduction: str) -> dict[int, Tensor]:
     """The gradients of the outputs, by their place among the arguments, with examples in front."""
-    given = list(arguments.leaves)
-    outputs = {}
+    given, outputs, count = list(arguments.leaves), {}, 0
     for place, (leaf, dim) in enumerate(zip(given, arguments.dims, strict=True)):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and dim == 0:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and dim is not None:
             given[place] = outputs[place] = leaf.clone().requires_grad_()
-    count = len(next(iter(outputs.values())))
+            count = leaf.shape[dim]
     args, kwargs = arguments.parts.rebuilt(given)
     with torch.enable_grad():
         loss = criterion(*args, **kwargs)
@@ -236,4 +240,8 @@ def _output_gradients(criterion: Callable[..., Tensor], arguments: _Arguments, r
         total = loss.mean() if reduction == "mean" and loss.ndim else loss.sum()
         gradients = torch.autograd.grad(total, list(outputs.values()), allow_unused=True)
     scale = count if reduction == "mean" else 1
-    return {place: g * scale for place, g in zip(outputs, gradients, strict=True) if g is not None}
+    return {
+        place: gradient.movedim(arguments.dims[place] or 0, 0) * scale
+        for place, gradient in zip(outputs, gradients, strict=True)
+        if gradient is not None
+    }
