@@ -112,7 +112,18 @@ def test_a_batch_is_recognised_after_what_loops_do_to_it() -> None:
             collated(Words(REACHED["mean over the padded length"]), sequences(OTHERS), dicts, give)
         assert collated(Words(MASKED["words one by one"]), sequences(OTHERS), dicts, give).untried == {}
     unknown = collated(Words(MASKED["words one by one"]), sequences(OTHERS), dicts, lambda m, b: m(b["ids"] % 5))
-    assert "padding" in unknown.untried
+    assert unknown.untried.keys() == {"padding", "inputs"}
+
+
+def test_what_the_loop_makes_of_a_batch_is_said() -> None:
+    for give, said in (
+        (lambda m, b: m(b[0]), False),
+        (lambda m, b: m(b[0].double().view(-1, 6).float()), False),
+        (lambda m, b: m((b[0] - b[0].mean(0)) / b[0].std(0)), True),
+        (lambda m, b: m(b[0] + b[0].roll(1, 0)), True),
+    ):
+        trial = collated(nn.Linear(6, 3), VECTORS, default_collate, give)
+        assert ("inputs" in trial.untried) == said
 
 
 # ---- collate functions ------------------------------------------------------------------------

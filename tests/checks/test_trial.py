@@ -158,6 +158,24 @@ def test_labels_of_other_numbers_of_tokens() -> None:
         Run(Inside(False))(ids, labels=labels, num_items_in_batch=40)
 
 
+@pytest.mark.parametrize(
+    "mix",
+    [lambda x: x * torch.arange(1.0, len(x) + 1)[:, None], lambda x: x + torch.linspace(0, 1, len(x))[:, None]],
+)
+def test_the_place_of_an_example_is_the_others_business(mix: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(UnsupportedModuleError, match="where among them it is"):
+        Run(nn.Sequential(Net(), Applied(mix)))(normal(8, 6))
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 # ---- axes ---------------------------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ class CollateTrial:
         changes = [([*rest[:-1], self._spare], list(range(last)), seed) for seed in (0, 2, 3)]
         changes.append(([self._spare, *rest[1:]], list(range(1, last + 1)), 0))
         if last > 1:
-            changes.append((rest[:-1], list(range(last)), 0))
+            changes.append((rest[1:], list(range(1, last + 1)), 0))
         for number, (items, kept, seed) in enumerate(changes):
             try:
                 before = base if seed == 0 else self._made(self._items, seed)
@@ -96,7 +96,7 @@ class CollateTrial:
                 self.untried["collate"] = _UNTRIED
                 continue
             # What was drawn item by item is drawn anew for all that follow the one that changed.
-            self._refuse(before, made, kept, drawn_alike=number < 3)
+            self._refuse(before, made, kept, drawn_alike=number < 3, missing=len(rest) - len(items))
 
     def _lengthen(self, base: Parts) -> tuple[Parts | None, int]:
         """The batch with its longest item made longer, if the function takes such items."""
@@ -135,7 +135,7 @@ class CollateTrial:
                     raise ConfigurationError(MIXES)
             return
 
-    def _refuse(self, base: Parts, made: Parts, kept: Sequence[int], drawn_alike: bool) -> None:
+    def _refuse(self, base: Parts, made: Parts, kept: Sequence[int], drawn_alike: bool, missing: int = 0) -> None:
         if not _same_form(base, made):
             self.untried["collate"] = _UNTRIED
             return
@@ -148,17 +148,16 @@ class CollateTrial:
                 if _row_shape(one, dim) != _row_shape(other, dim):
                     self.untried["random collate"] = _RANDOM
                 continue
-            if not self._leaf_alike(place, base, made, kept):
+            if not self._leaf_alike(place, base, made, kept, missing):
                 raise ConfigurationError(MIXES)
 
-    def _leaf_alike(self, place: int, base: Parts, made: Parts, kept: Sequence[int]) -> bool:
+    def _leaf_alike(self, place: int, base: Parts, made: Parts, kept: Sequence[int], missing: int = 0) -> bool:
         one, other, dim = base.leaves[place], made.leaves[place], self._dims[place]
         if dim is None:
             return _shape(one) == _shape(other) and _alike(one, other)
-        # The first of the kept rows are the same rows in both: what was left out is the last.
-        if max(kept) >= min(_rows(one, dim), _rows(other, dim)):
+        if max(kept) >= min(_rows(one, dim), _rows(other, dim) + missing):
             return False
-        return all(_alike(_row(one, dim, row), _row(other, dim, row)) for row in kept)
+        return all(_alike(_row(one, dim, row), _row(other, dim, row - missing)) for row in kept)
 
 
 def _same_form(one: Parts, other: Parts) -> bool:

@@ -27,6 +27,10 @@ class HandedOn:
             if storage._cdata not in self._lots:
                 self._lots[storage._cdata] = StorageWeakRef(storage), lot  # type: ignore[no-untyped-call]
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in what was returned."""
+        return tensor.untyped_storage()._cdata in self._lots
+
     def from_another(self, args: tuple[Any, ...], kwargs: dict[str, Any], lot: int) -> bool:
         """Whether something among the arguments lies in what was returned for an earlier lot."""
         if all(noted >= lot for _, noted in self._lots.values()):

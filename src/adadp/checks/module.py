@@ -35,7 +35,7 @@ class ModuleTrial:
         rows, whole = self._told_apart()
         self._rows, self._all = rows, range(len(rows))
         again = self._runs.observe(rows)
-        redrawn, fewer = self._runs.observe(rows, seed=1), self._runs.observe(rows[:-1])
+        redrawn, fewer = self._runs.observe(rows, seed=1), self._runs.observe(rows[1:])
         self._refuse_statistics(buffers)
         self._refuse_memory(whole, again, fewer)
         decided = self._replace(whole, fewer)
@@ -150,14 +150,14 @@ class ModuleTrial:
             if dim is None or differs(one, twin, dim, self._all):
                 continue  # it draws random numbers, and draws others for fewer examples
             # Other shapes are summed in another order, so this is a coarser comparison.
-            rest = one.narrow(dim, 0, less.shape[dim])
+            rest = one.narrow(dim, 1, less.shape[dim])
             finite = rest[rest.isfinite()].abs() if rest.is_floating_point() else rest.new_zeros(0)
             size = float(finite.max()) if finite.numel() else 0.0
             least = max(1e-4, self._coarse * size if self._coarse > 1e-2 else 0.0)
             if differs(rest, less, dim, range(rest.shape[dim]), self._coarse, least):
                 raise UnsupportedModuleError(
-                    f"{name} mixes examples: its output for an example depends on how many others there are. Leave the "
-                    "mean over examples to the loss."
+                    f"{name} mixes examples: its output for an example depends on how many others there are, or where "
+                    "among them it is. Leave the mean over examples to the loss."
                 )
 
     def _refuse_tables(self, whole: Result, fewer: Result) -> None:
@@ -222,9 +222,9 @@ class ModuleTrial:
             if not alike(base, other, kept, self._coarse):
                 raise UnsupportedModuleError(_SCALAR.format(name))
         if not random:
-            fewer = self._runs.norms(self._rows[:-1], total)
+            fewer = self._runs.norms(self._rows[1:], total)
             scale = (count - 1) / count if self._mean else 1.0
-            if not alike(base, fewer, range(count - 1), self._coarse, scale):
+            if not alike(base, fewer, range(1, count), self._coarse, scale, missing=1):
                 raise UnsupportedModuleError(_SCALAR.format(name))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -62,28 +62,39 @@ def scales(count: int) -> list[float]:
 
 def crossed(plain: Norms, scaled: Norms, factors: Sequence[float]) -> str | None:
     """The parameter whose gradients did not scale with their own examples', if there is one."""
-    for name, before in plain.items():
-        after = scaled.get(name)
-        if after is None:
-            continue
-        before, after = before.double().cpu(), after.double().cpu()
-        wanted = before * torch.tensor(factors, dtype=torch.float64) ** 2
+    squared = torch.tensor(factors, dtype=torch.float64) ** 2
+    least = _rounding(plain)
+    for name, before, after in _pairs(plain, scaled):
+        wanted = before * squared
         sure = before.isfinite() & after.isfinite() & wanted.isfinite()
-        least = 1e-9 * float(before[sure].max()) if bool(sure.any()) else 0.0
-        if bool(((after - wanted).abs() > 1e-2 * wanted + least)[sure].any()):
+        if bool(((after - wanted).abs() > 1e-2 * wanted + least * squared.clamp_min(1.0))[sure].any()):
             return name
     return None
 
 
-def alike(base: Norms, other: Norms, kept: Sequence[int], relative: float, scale: float = 1.0) -> bool:
-    """Whether the kept examples' gradients are `scale` times as long in `base` as in `other`."""
-    for name, before in base.items():
-        after = other.get(name)
-        if after is None:
-            continue
-        one, two = before.double().cpu()[list(kept)], after.double().cpu()[list(kept)] * scale**2
+def alike(
+    base: Norms, other: Norms, kept: Sequence[int], relative: float, scale: float = 1.0, missing: int = 0
+) -> bool:
+    """Whether the kept examples' gradients are `scale` times as long in `base` as in `other`.
+
+    The first `missing` examples are not in `other`.
+    """
+    least = _rounding(base)
+    for _, before, after in _pairs(base, other):
+        one, two = before[list(kept)], after[[row - missing for row in kept]] * scale**2
         sure = one.isfinite() & two.isfinite()
-        least = 1e-6 * float(one[sure].max()) if bool(sure.any()) else 0.0
         if bool(((one - two).abs() > 2 * relative * one + least)[sure].any()):
             return False
     return True
+
+
+def _pairs(one: Norms, other: Norms) -> Iterator[tuple[str, Tensor, Tensor]]:
+    for name, value in one.items():
+        if name in other:
+            yield name, value.double().cpu(), other[name].double().cpu()
+
+
+def _rounding(norms: Norms) -> float:
+    """What rounding may make of gradients that are zero, as that of a key's bias in attention: 1e-5 of the largest."""
+    finite = [float(norm[norm.isfinite()].max()) for norm in norms.values() if bool(norm.isfinite().any())]
+    return 1e-10 * max(finite, default=0.0)

@@ -109,6 +109,18 @@ def _matched(leaf: Any, real: Parts) -> tuple[int, Callable[[Tensor], Tensor]] |
     return None
 
 
+def is_among(leaf: Tensor, real: Parts) -> bool:
+    """Whether an argument is a part of the batch, whatever its shape and precision."""
+    if _matched(leaf, real) is not None:
+        return True
+    return any(
+        isinstance(other, Tensor)
+        and other.numel() == leaf.numel()
+        and torch.equal(_plain(leaf.to(other.dtype)).flatten(), _plain(other).flatten())
+        for other in real.leaves
+    )
+
+
 def _plain(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().cpu()
     return tensor.double().nan_to_num() if tensor.is_floating_point() else tensor

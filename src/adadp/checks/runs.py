@@ -52,6 +52,8 @@ class Runs:
         """The same on leaves made elsewhere."""
         args, kwargs = self.parts.rebuilt(leaves)
         try:
+            if seed:
+                self.before.reseed(seed)
             with seeded(seed), self.capture.aside(), self.capture.observing() as seen:
                 output = self.module(*args, **kwargs)
             outputs = [leaf.detach().clone() for leaf in tensors_in(output)]

@@ -28,6 +28,7 @@ class State:
         self._undo: list[Callable[[], None]] = []
         self.values: dict[str, Any] = {}  # by module's name and path inside it; tensors are copies
         self._seen: set[int] = set()
+        self._generators: list[Any] = []
         for name, part in module.named_modules():
             own = {key: value for key, value in part.__dict__.items() if key not in _NOT_OURS}
             self._undo.append(_put_back(part.__dict__, own))
@@ -38,6 +39,16 @@ class State:
         """Put everything back, in containers and tensors too."""
         for undo in self._undo:
             undo()
+
+    def reseed(self, seed: int) -> None:
+        """Let generators that modules have of their own draw other numbers, until `restore`."""
+        for generator in self._generators:
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = type(generator.bit_generator)(seed).state
+            else:
+                generator.seed(seed)
 
     def changed_from(self, other: State) -> str | None:
         """The name of a module that keeps something else than in `other`, if there is one."""
@@ -63,6 +74,7 @@ class State:
             self._undo.append(lambda: np.copyto(value, copied) if value.shape == copied.shape else None)
         elif isinstance(value, torch.Generator | np.random.RandomState | np.random.Generator | random.Random):
             self._undo.append(_rewind(value))
+            self._generators.append(value)
         elif isinstance(value, list | deque | set) and len(value) < _MANY:
             self._undo.append(_refill(value))
             for place, entry in enumerate(value):

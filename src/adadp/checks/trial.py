@@ -23,7 +23,7 @@ from adadp.checks.handed_on import HandedOn
 from adadp.checks.items import fetched
 from adadp.checks.loss import LossTrial, refuse_crossing_rows
 from adadp.checks.module import ModuleTrial
-from adadp.checks.padding import REACHES, UNTRIED, Padded, Unmatched, evaluating, padded
+from adadp.checks.padding import REACHES, UNTRIED, Padded, Unmatched, evaluating, is_among, padded
 from adadp.checks.rows import Parts, dimension, take_apart
 from adadp.checks.runs import Runs
 from adadp.checks.schedule import stage
@@ -80,7 +80,7 @@ class Trial:
         """Whether something is tried on this lot: by the schedule, or in a mode that was not tried yet."""
         modes = self._modes()
         passed = [reached for (_, mode), reached in self._stages.items() if mode == modes]
-        return not passed or min(passed) < stage(lot) or bool(self.undecided)
+        return max(passed, default=0) < stage(lot) or bool(self.undecided)
 
     def _modes(self) -> tuple[bool, ...]:
         return tuple([module.training for module in self._modules])
@@ -108,6 +108,7 @@ class Trial:
             with full_precision():  # with fewer bits, another number of examples may well be another result
                 conclusive = self._read_and_try(module, parts, dims, part)
                 self._refuse_padding(module, parts, dims, part)
+            self._note_inputs(parts, dims, part)
         except PrivacyError as error:
             raise self._remembered(id(module), error) from error.__cause__
         if conclusive:
@@ -149,6 +150,14 @@ class Trial:
                 if not all(padded_alike(one[row], two[row], relative, 1e-7) for row in kept):
                     return False
         return True
+
+    def _note_inputs(self, parts: Parts, dims: Sequence[int | None], part: Part) -> None:
+        """Say so where the loop makes something of a batch that cannot be tried before it gives it to the model."""
+        real = take_apart(part.batch, part.count)
+        for leaf, dim in zip(parts.leaves, dims, strict=True):
+            computed = isinstance(leaf, Tensor) and not leaf.requires_grad and not self._handed_on.knows(leaf)
+            if real.leaves and dim is not None and computed and not is_among(leaf, real):
+                self.untried["inputs"] = _INPUTS
 
     def after_call(self, output: Any, part: Part) -> None:
         """Remember what an outermost call returned: it must not come back with a later lot."""
@@ -292,6 +301,10 @@ class Trial:
         return error
 
 
+_INPUTS = (
+    "what the loop makes of a batch before it gives it to the model was not tried: whether that puts examples together "
+    "is not known"
+)
 _NO_BATCH = (
     "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step "
     "with all of the batch, as tensors, or lists, tuples, dicts or dataclasses of tensors"

@@ -256,10 +256,13 @@ class Capture:
         if self._observed is None and not recomputed:
             self._uses.update(names.values())
         kept = [tensor.detach() for tensor in saved]
-        # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap.
+        # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap;
+        # nor is a leaf, which a hook makes of an embedding's output where checkpoints need one (Hugging Face).
         own = [
             output.clone()
-            if output._is_view() or any(output is other for other in (*saved, *outputs[:place]))
+            if output._is_view()
+            or (output.is_leaf and output.requires_grad)
+            or any(output is other for other in (*saved, *outputs[:place]))
             else output
             for place, output in enumerate(outputs)
         ]
