@@ -122,21 +122,24 @@ class ModuleTrial:
             self._runs.before.restore()
 
     def _refuse_mixing(self, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> None:
-        given = {
-            name  # given mixed examples, so it is not the one that mixed them
-            for (name, one, _), (twin, other, _), (_, less, _) in zip(
-                whole.seen.inputs, found.seen.inputs, fewer.seen.inputs, strict=False
-            )
-            if name == twin and differs(one, other, examples(one, less), kept)
-        }
         for name, one, other, less in _together(whole, found, fewer):
             if differs(one, other, examples(one, less), kept):
-                who = f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})" if name in given else name
+                who = name
+                if self._was_given_mixed(name, whole, found, fewer, kept):
+                    who = f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})"
                 raise UnsupportedModuleError(
                     f"{who} mixes examples: replacing one example of a batch changes the output for the others, so a "
                     "bound on one example's gradient does not bound its influence. Use layers that work on each "
                     "example alone."
                 )
+
+    def _was_given_mixed(self, name: str, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> bool:
+        """Whether a layer was given mixed examples, so that it is not the one that mixed them."""
+        inputs = zip(whole.seen.inputs, found.seen.inputs, fewer.seen.inputs, strict=False)
+        return any(
+            own == twin == name and differs(one, other, examples(one, less), kept)
+            for (own, one, _), (twin, other, _), (_, less, _) in inputs
+        )
 
     def _random(self, whole: Result, redrawn: Result, fewer: Result) -> bool:
         return any(
@@ -147,7 +150,9 @@ class ModuleTrial:
     def _refuse_counting(self, whole: Result, redrawn: Result, fewer: Result) -> None:
         for name, one, twin, less in _together(whole, redrawn, fewer):
             dim = examples(one, less)
-            if dim is None or differs(one, twin, dim, self._all):
+            if dim is None or torch.equal(one.narrow(dim, 1, less.shape[dim]), less):
+                continue
+            if differs(one, twin, dim, self._all):
                 continue  # it draws random numbers, and draws others for fewer examples
             # Other shapes are summed in another order, so this is a coarser comparison.
             rest = one.narrow(dim, 1, less.shape[dim])
