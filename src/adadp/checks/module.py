@@ -71,8 +71,8 @@ class ModuleTrial:
             others = [place for place in self._all if place not in kept]
             for kind in dict.fromkeys((KINDS[run % len(KINDS)], "own")):
                 rows = replaced(self._rows, kept, kind)
-                leaves = self._runs.leaves(rows)
                 try:
+                    leaves = self._runs.leaves(rows)
                     found = self._runs.observe_leaves(leaves)
                 except Exception:
                     if kind == "own":
