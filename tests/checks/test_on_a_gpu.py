@@ -1,4 +1,4 @@
-"""adadp.checks on a GPU: the same findings, no false ones by TF32 or bfloat16, and no index that a kernel asserts on."""
+"""adadp.checks on a GPU: the same findings, none by TF32 or bfloat16, and no index that a kernel asserts on."""
 
 from __future__ import annotations
 
