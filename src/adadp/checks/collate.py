@@ -7,7 +7,7 @@ compared where the shapes allow it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ class CollateTrial:
         self._collate, self._dimensions = collate, dimensions
         self._items, self._spare = (list(items[:-1]), items[-1]) if spare else (list(items), items[0])
         self.untried: dict[str, str] = {}
+        self._order: list[int] | None = None  # of the last comparison: which row became which, if they changed places
 
     def recollated(self) -> Recollated | None:
         """Refuse a function that mixes items. None where it could not be tried; `untried` says so."""
@@ -112,8 +113,15 @@ class CollateTrial:
                 _shape(one) != _shape(other) for one, other in zip(base.leaves, made.leaves, strict=True)
             ):
                 self._refuse(base, made, kept, drawn_alike=False)
-                return made, place
+                return (made if self._order is None else self._ordered(made, self._order)), place
         return None, place
+
+    def _ordered(self, made: Parts, order: Sequence[int]) -> Parts:
+        """The same rows, in the order in which the unchanged batch has them."""
+        leaves = [
+            leaf if dim is None else _taken(leaf, dim, order) for leaf, dim in zip(made.leaves, self._dims, strict=True)
+        ]
+        return replace(made, leaves=leaves)
 
     def _shorten(self, base: Parts) -> None:
         """Where one item that is not the longest is made shorter, nothing of the others may be cut off."""
@@ -136,9 +144,11 @@ class CollateTrial:
             return
 
     def _refuse(self, base: Parts, made: Parts, kept: Sequence[int], drawn_alike: bool, missing: int = 0) -> None:
+        self._order = None
         if not _same_form(base, made):
             self.untried["collate"] = _UNTRIED
             return
+        compared = []
         for place, (one, other, dim) in enumerate(zip(base.leaves, made.leaves, self._dims, strict=True)):
             if dim is None:
                 if _shape(one) == _shape(other) and not _alike(one, other):
@@ -148,8 +158,40 @@ class CollateTrial:
                 if _row_shape(one, dim) != _row_shape(other, dim):
                     self.untried["random collate"] = _RANDOM
                 continue
-            if not self._leaf_alike(place, base, made, kept, missing):
-                raise ConfigurationError(MIXES)
+            compared.append(place)
+        if all(self._leaf_alike(place, base, made, kept, missing) for place in compared):
+            return
+        # A function may put its rows in another order, by length for instance: each is then found elsewhere.
+        self._order = self._found_elsewhere(base, made, compared, len(kept))
+        if self._order is None:
+            raise ConfigurationError(MIXES)
+
+    def _found_elsewhere(self, base: Parts, made: Parts, places: Sequence[int], enough: int) -> list[int] | None:
+        """For each row of `base` the row of `made` that is the same, others in what is left; None if too few are."""
+        dims = [self._dims[place] for place in places]
+        before, after = ([parts.leaves[place] for place in places] for parts in (base, made))
+        counts = {
+            _rows(leaf, dim) for leaf, dim in zip(after, dims, strict=True) if dim is not None
+        }
+        if len(counts) != 1:
+            return None
+        free = list(range(counts.pop()))
+        order: list[int | None] = []
+        for row in range(len(self._items)):
+
+            def same(other: int, row: int = row) -> bool:
+                return all(
+                    dim is None or _alike(_row(one, dim, row), _row(two, dim, other))
+                    for one, two, dim in zip(before, after, dims, strict=True)
+                )
+
+            found = next((other for other in free if same(other)), None)
+            order.append(found)
+            if found is not None:
+                free.remove(found)
+        if sum(found is not None for found in order) < enough:
+            return None
+        return [found if found is not None else (free.pop(0) if free else 0) for found in order]
 
     def _leaf_alike(self, place: int, base: Parts, made: Parts, kept: Sequence[int], missing: int = 0) -> bool:
         one, other, dim = base.leaves[place], made.leaves[place], self._dims[place]
@@ -158,6 +200,12 @@ class CollateTrial:
         if max(kept) >= min(_rows(one, dim), _rows(other, dim) + missing):
             return False
         return all(_alike(_row(one, dim, row), _row(other, dim, row - missing)) for row in kept)
+
+
+def _taken(leaf: Any, dim: int, order: Sequence[int]) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.index_select(dim, torch.tensor(order, device=leaf.device))
+    return [leaf[row] for row in order] if isinstance(leaf, list) else leaf.take(order, dim)
 
 
 def _same_form(one: Parts, other: Parts) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from adadp.checks.collate import CollateTrial, Recollated
@@ -21,6 +22,7 @@ from adadp.checks.criterion import WatchedCriterion, watch_criterion
 from adadp.checks.dataset import unseen
 from adadp.checks.handed_on import HandedOn
 from adadp.checks.items import fetched
+from adadp.checks.known import recognised
 from adadp.checks.loss import LossTrial, refuse_crossing_rows
 from adadp.checks.module import ModuleTrial
 from adadp.checks.padding import REACHES, UNTRIED, Padded, Unmatched, evaluating, is_among, padded
@@ -68,6 +70,9 @@ class Trial:
         self._stages: dict[tuple[int, tuple[bool, ...]], int] = {}  # of a module in a mode: trials it passed
         self._refused: dict[int, PrivacyError] = {}
         self._handed_on = HandedOn()
+        self._outputs: list[Tensor] = []  # of the last call, until the losses that are made of them were tried
+        self._own_loss: object = None  # the part for which a scalar that a module computed was differentiated
+        self._criterion: WatchedCriterion | None = None
         self._collated: tuple[int, Recollated | None] | None = None  # at which stage, and what came out
         self._collate_refused: str | None = None
         text = unseen(dataset)
@@ -162,6 +167,18 @@ class Trial:
     def after_call(self, output: Any, part: Part) -> None:
         """Remember what an outermost call returned: it must not come back with a later lot."""
         self._handed_on.note(output, part.lot)
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        self._outputs = [leaf.detach() for leaf in leaves] if self.loss_due(self, part) else []
+        for leaf in leaves:
+            if leaf.ndim == 0 and leaf.requires_grad:
+                leaf.register_hook(lambda _: setattr(self, "_own_loss", part))  # type: ignore[no-untyped-call]
+
+    def loss_tried(self, part: Part) -> bool:
+        """Whether the scalar that was differentiated for `part` is one that was tried: a module's own, or criterion's.
+
+        What else the loop may have added to it is an assumption.
+        """
+        return self._own_loss is part or (self._criterion is not None and self._criterion.used is part)
 
     def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
         """Try the module as its arguments may be read: a length may be the number of examples by chance."""
@@ -245,12 +262,15 @@ class Trial:
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
+    def loss_due(self, loss: object, part: Part) -> bool:
+        """Whether a loss (for losses [n] of the loop: the trial itself) is to be tried on this part."""
+        return part.count > 1 and self._stages.get((id(loss), self._modes()), 0) < stage(part.lot)
+
     def of_loss(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
         """Try `loss(*batch)`, a loss for each example or their plain mean (or sum), with all that it calls."""
         key = id(loss), self._modes()
-        if key[0] in self._refused:
-            self._raise_again(key[0])
-        if self._stages.get(key, 0) >= stage(part.lot) or part.count < 2:
+        self._raise_again(key[0])
+        if not self.loss_due(loss, part):
             return
         parts = take_apart(batch, part.count)
         dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
@@ -268,9 +288,8 @@ class Trial:
     def of_rows(self, losses: Tensor, part: Part) -> None:
         """Try losses [n] of a pass that has run: the gradient of each may reach its own example alone."""
         key = id(self), self._modes()
-        if key[0] in self._refused:
-            self._raise_again(key[0])
-        if self._stages.get(key, 0) >= stage(part.lot) or part.count < 2:
+        self._raise_again(key[0])
+        if not self.loss_due(self, part):
             return
         if losses.shape != (part.count,):
             raise TrainingLoopError("backward needs a loss for each example of the batch: a tensor of shape [n]")
@@ -280,10 +299,17 @@ class Trial:
         except PrivacyError as error:
             raise self._remembered(key[0], error) from error.__cause__
         self._stages[key] = stage(part.lot)
+        outputs, self._outputs = self._outputs, []
+        leaves = [leaf for leaf in take_apart(part.batch, part.count).leaves if isinstance(leaf, Tensor)]
+        if not recognised(losses, outputs, leaves):
+            self.untried["loss"] = _LOSSES
 
     def of_criterion(self, criterion: Callable[..., Tensor]) -> WatchedCriterion:
         """Try a criterion on made-up outputs, and on the shapes of its calls if it is a module."""
-        return watch_criterion(self._capture, criterion, "mean" if self._mean else "sum", self._criterion_due)
+        self._criterion = watch_criterion(
+            self._capture, criterion, "mean" if self._mean else "sum", self._criterion_due
+        )
+        return self._criterion
 
     def _criterion_due(self) -> bool:
         return self.due(getattr(self._capture.tag, "lot", 0))
@@ -301,9 +327,14 @@ class Trial:
         return error
 
 
+_LOSSES = (
+    "each example's loss is computed by the loop in a way that is not known: that row i is not divided or weighted by something "
+    "of the other examples (a count, a length, a maximum) cannot be seen. A TrainingStep, which is given the loss as a "
+    "function, can try it, and so can the functions of adadp.losses on the model's outputs"
+)
 _INPUTS = (
-    "what the loop makes of a batch before it gives it to the model was not tried: whether that puts examples together "
-    "is not known"
+    "the loop changes a batch before it gives it to the model: that it does so row by row, without the other examples, "
+    "cannot be seen. In the dataset, the collate function or the module it can be tried"
 )
 _NO_BATCH = (
     "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step "
