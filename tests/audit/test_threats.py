@@ -175,7 +175,7 @@ def test_a_real_dataset_is_charged_for_every_trial_before_the_first(tmp_path: Pa
     found = audit.audit(target, others=others, trials=120, seed=1, ledger=ledger)
     assert found.verdict == "consistent"
     charged = dict(Ledger(tmp_path / "spent.jsonl", dataset="patients").composition())
-    assert list(charged.values()) == [4 * 120]
+    assert list(charged.values()) == [4 * (120 + 120)]  # a second set may follow: the worst case is charged
     assert "patients" in found.privacy
     assert "charged" in found.privacy
     broken = audit.for_clipping(lambda task: ClippedAfterAveraging(1.0), epsilon=2.0, setting=SETTING)

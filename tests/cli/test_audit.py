@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_real_dataset_says_what_it_was_charged(tmp_path: Path) -> None:
     assert f"charged to {ledger}" in found["privacy"]
     shown = CliRunner().invoke(app, ["ledger", "show", str(ledger), "--json"])
     charged = [event for each in json.loads(shown.stdout)["runs"] for event in each["charged"]]
-    assert [count for _, count in charged] == [220]
+    assert [count for _, count in charged] == [2 * (110 + 110)]  # and a second set, made or not
 
 
 @pytest.mark.parametrize(
@@ -115,3 +116,37 @@ def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:
     assert found.exit_code == 2
     assert words in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
+
+
+def test_a_suspicion_says_the_command_that_settles_it(tmp_path: Path) -> None:
+    # Of a sound target the first set of trials contradicts the guarantee, by accident, and the second does not.
+    options = ["--algorithm", "dp-scaler", "--trials", "200", "--seed", "14"]
+    folder = tmp_path / "a report"
+    found = run(*options, "--report", str(folder))
+    assert found["verdict"] == "suspicious"
+    assert found["confidence"] == 0.95
+    assert found["confirmation"]["confidence"] == 0.999
+    command = shlex.split(str(found["settled_by"]))
+    assert command == [
+        "adadp", "audit", "--algorithm", "dp-scaler", "--trials", "2000", "--confidence", "0.999", "--seed", "15",
+        "--report", str(folder), "--json",
+    ]  # fmt: skip
+    assert str(found["settled_by"]) in (folder / "audit.md").read_text()
+    shown = CliRunner().invoke(app, ["audit", *options])
+    assert shown.exit_code == 0
+    assert "not confirmed at 0.999" in " ".join(shown.stdout.split())
+    assert "adadp audit --algorithm dp-scaler --trials 2000 --confidence 0.999 --seed 15\n" in shown.stdout
+
+
+def test_a_violation_is_confirmed_and_still_exits_with_0() -> None:
+    options = ["--reading", "lot", "--epsilon", "0.5", "--canary", "steady", "--canary", "last layer", *SMALL]
+    found = run(*options)
+    assert found["verdict"] == "violated"
+    assert found["confirmation"]["contradicts"] is True
+    assert found["settled_by"] is None
+
+
+def test_help_says_what_the_words_and_the_exit_status_mean() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["audit", "--help"]).stdout.split())
+    for word in ("consistent", "suspicious", "violated", "exit status is 0 whatever the verdict"):
+        assert word in shown

@@ -72,12 +72,15 @@ def audit(
 
     `threat` is one of `THREATS` or an object of one's own, `canaries` the names of those to try (all). `others` are
     everyone else's examples, synthetic unless given; where they are, all trials are charged to `ledger`, the one of
-    their dataset, before the first. `seed` makes an audit repeatable. `report` is told how many trials are done.
+    their dataset, before the first, and so are those that would confirm a suspicion. `seed` makes an audit repeatable.
+    `report` is told how many trials are done.
     """
     promise, composition = promise_of(target)
     attacked = _threat(threat, target, canaries, others) if isinstance(threat, str) else threat
     many_runs.check_trials(trials, len(attacked.canaries), promise.claim, confidence)
-    privacy = SYNTHETIC_NOTE if others is None else _charge(ledger, composition, trials, target)
+    privacy = SYNTHETIC_NOTE if others is None else _charge(
+        ledger, composition, trials, many_runs.confirming_trials(trials, promise.claim, confidence), target
+    )
     begun = time.perf_counter()
     finding = many_runs.run(attacked, promise.claim, trials=trials, confidence=confidence, seed=seed, report=report)
     seconds = time.perf_counter() - begun
@@ -103,7 +106,7 @@ def audit_preprocessing(
 
 
 def audit_one_run(target: Target, *, confidence: float = 0.95, seed: int | None = None) -> one_run.OneRunAudit:
-    """One run of `target` in which every example is a canary."""
+    """One run of `target` in which every example is a canary, and more of them to confirm a suspicion."""
     return one_run.run(target, promise_of(target)[0], confidence=confidence, seed=seed)
 
 
@@ -127,17 +130,23 @@ def _threat(name: str, target: Target, canaries: tuple[str, ...], others: Exampl
     raise ConfigurationError(f"threat must be one of {', '.join(THREATS)}, not {name!r}")
 
 
-def _charge(ledger: Ledger | None, composition: Canonical, trials: int, target: Target) -> str:
-    """Charge every trial before the first of them, and say what that comes to."""
+def _charge(ledger: Ledger | None, composition: Canonical, trials: int, second: int, target: Target) -> str:
+    """Charge every trial before the first of them, and say what that comes to.
+
+    Whether there is a second set depends on what the first released, so the worst case is charged: both.
+    """
     ledger = ledger or Ledger(None, dataset="audited", neighbours=None)
-    plan = {"audit": str(target.algorithm()), "trials": trials, "neighbours": str(target.neighbours)}
+    plan = {
+        "audit": str(target.algorithm()), "trials": trials, "confirming": second, "neighbours": str(target.neighbours),
+    }  # fmt: skip
     with ledger.start(plan) as charged:
         for event, count in composition:
-            charged.charge(event, count * trials)
+            charged.charge(event, count * (trials + second))
     spent = ledger.guarantee(target.setting.delta)
     cost = "no finite epsilon" if spent.epsilon is None else f"epsilon {round_up(spent.epsilon)}"
     where = "no ledger was given, so nothing remembers it" if ledger.path is None else f"charged to {ledger.path}"
     return (
-        f"all {trials:,} trials were trained on {ledger.dataset} ({where}): with all that its ledger holds that comes "
-        f"to {cost} at delta {round_up(spent.delta)}. This output depends on that data"
+        f"all {trials:,} trials were trained on {ledger.dataset}, and {second:,} more are charged that confirm a "
+        f"suspicion, made or not ({where}): with all that its ledger holds that comes to {cost} at delta "
+        f"{round_up(spent.delta)}. This output depends on that data"
     )

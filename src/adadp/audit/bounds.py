@@ -4,9 +4,10 @@ An attack guesses, trial by trial, whether the canary was there. Its false posit
 (rate beta) contradict a claim when they lie below the claim's trade-off curve, which no test may. Rates are known by
 their counts only, so they are replaced by Clopper-Pearson upper bounds: exact, whatever the rates are.
 
-Guarantee: where the claim holds, `contradicts` is True with a chance of at most 1 - confidence, and `epsilon` exceeds
-the true epsilon with at most that chance, provided that trials are independent and that the attack, its threshold and
-`together` were fixed before they were counted.
+Guarantee of one set of trials: where the claim holds, `contradicts` is True with a chance of at most 1 - confidence,
+and `epsilon` exceeds the true epsilon with at most that chance, provided that trials are independent and that the
+attack, its threshold and `together` were fixed before they were counted. What a verdict takes,
+which may be two sets, is in `verdict`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The many-run audit: choose an attack on some trials, count its errors on others.
 
 Each trial is a run of the real engine of its own, with fresh noise, lots and state, so trials are independent. Whether
-it holds the canary is a fair coin. Nothing of the trials that are counted goes into the choice of the attack.
+it holds the canary is a fair coin. Nothing of the trials that are counted goes into the choice of the attack. Where
+they contradict the claim a second set, of as many trials again, tests the same attack once more: see `verdict`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from adadp.audit.attack import Attack, Transcript, choose
 from adadp.audit.bounds import Claim, Counts, Errors, trials_needed
+from adadp.audit.verdict import confirming
 from adadp.errors import ConfigurationError
 
 PILOT = 0.3
@@ -36,18 +38,37 @@ class Threat(Protocol):
 
 @dataclass(frozen=True)
 class Finding:
-    """The attack, its errors on the counted trials, and the scores of these trials for a plot."""
+    """The attack, its errors on the counted trials, and the scores of these trials for a plot.
+
+    `confirmation` are its errors on the second set; None where the first did not contradict the claim.
+    """
 
     attack: Attack
     errors: Errors
     out: tuple[float, ...]
     inside: tuple[float, ...]
+    confirmation: Errors | None = None
 
 
 def least_trials(canaries: int, claim: Claim, confidence: float) -> int:
     """How many trials an audit needs to have a chance: twice what a faultless attack would, since real ones err."""
     needed = max(_LEAST_PILOT * canaries / PILOT, 2 * trials_needed(claim, confidence) / (1 - PILOT))
     return int(needed) + 1
+
+
+def confirming_trials(trials: int, claim: Claim, confidence: float) -> int:
+    """How many trials the second set has: as many as the whole audit, or twice what a faultless attack would need."""
+    return max(trials, 2 * trials_needed(claim, confirming(confidence)))
+
+
+def confirm(errors: Errors, claim: Claim, again: Callable[[], Counts]) -> Errors | None:
+    """What the second set, counted by `again`, says of an attack with these errors on the first.
+
+    None, and `again` is not called, where the first set does not contradict the claim.
+    """
+    if not errors.contradicts(claim):
+        return None
+    return Errors(again(), confirming(errors.confidence), errors.together)
 
 
 def check_confidence(confidence: float) -> None:
@@ -76,7 +97,10 @@ def run(
     seed: int | None = None,
     report: Callable[[int], None] | None = None,
 ) -> Finding:
-    """Attack `trials` times. `report` is called with the number of trials done."""
+    """Attack `trials` times, and `confirming_trials` more if these contradict the claim.
+
+    `report` is called with the number of trials done, those of the second set included.
+    """
     check_trials(trials, len(threat.canaries), claim, confidence)
     series = _Series(threat, seed, report)
     pilot = int(PILOT * trials)
@@ -93,15 +117,27 @@ def run(
     tried = [chosen(name, known, True) for name, known in first.items()]
     best = max(tried, key=lambda attack: attack.promise).canary
     attack = chosen(best, first[best] + series.of(best, pilot - series.done), False)
+    out, inside = _scores(attack, series.of(best, trials - series.done))
+    errors = Errors(_counts(attack, out, inside), confidence, attack.together)
+    more = confirming_trials(trials, claim, confidence)
+    second = confirm(errors, claim, lambda: _counts(attack, *_scores(attack, series.of(best, more))))
+    return Finding(attack, errors, tuple(out), tuple(inside), second)
+
+
+def _scores(attack: Attack, known: list[tuple[bool, Transcript]]) -> tuple[list[float], list[float]]:
+    """The attack's statistic without the canary and with it."""
     out: list[float] = []
     inside: list[float] = []
-    for member, transcript in series.of(best, trials - series.done):
+    for member, transcript in known:
         (inside if member else out).append(attack.judge(transcript))
-    counts = Counts(
+    return out, inside
+
+
+def _counts(attack: Attack, out: list[float], inside: list[float]) -> Counts:
+    return Counts(
         sum(attack.guess(score) for score in out), len(out),
         sum(not attack.guess(score) for score in inside), len(inside),
     )  # fmt: skip
-    return Finding(attack, Errors(counts, confidence, attack.together), tuple(out), tuple(inside))
 
 
 class _Series:

@@ -53,13 +53,39 @@ def page(found: Audit) -> str:
         "",
         reasoning(found),
         "",
+        *([confirmed(found), ""] if found.contradicted else []),
+        *([f"This settles it: `{found.settled_by}`.", ""] if found.suspicious else []),
         f"Privacy of this page: {found.privacy}.",
     ]
     return "\n".join(lines) + "\n"
 
 
+def confirmed(found: Audit) -> str:
+    """What a second set of trials says of the same attack, where there was one."""
+    second = found.finding.confirmation
+    assert second is not None
+    counts, claim = second.counts, found.promise.claim
+    if second.together:
+        sides = f"at most {second.mean:.4g} of all guesses are wrong, {_side(second.mean, claim.least_error())}"
+    else:
+        alpha, beta = second.false_positives, second.false_negatives
+        side = _side(beta, claim.false_negatives(alpha))
+        sides = f"false positives are at most {alpha:.4g} and false negatives at most {beta:.4g}, {side}"
+    text = (
+        f"In {counts.trials:,} fresh trials the same attack erred in {counts.false_positives:,} of {counts.out:,} "
+        f"without the canary and {counts.false_negatives:,} of {counts.inside:,} with it. At confidence "
+        f"{second.confidence:g} {sides} what the promise allows."
+    )
+    if found.violated:
+        return f"{text} So the promise is broken: where it holds, at most 0.1% of audits say so."
+    return (
+        f"{text} So the first trials may have been an accident, which up to {1 - found.finding.errors.confidence:.2g} "
+        f"of audits of sound targets have."
+    )
+
+
 def reasoning(found: Audit) -> str:
-    """From the counts to the verdict and the bound, in numbers."""
+    """From the counts to the bound, and what the first set says of the promise, in numbers."""
     errors, claim, delta = found.finding.errors, found.promise.claim, found.promise.delta
     if errors.together:
         wrong = errors.counts.false_positives + errors.counts.false_negatives

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from adadp.audit.bounds import Errors
 from adadp.audit.claims import Promise
 from adadp.audit.many_runs import Finding
+from adadp.audit.verdict import MORE, Judged, confirming
 
 SYNTHETIC_NOTE = "canaries and all other examples are synthetic: this output says nothing about anybody"
 
 
 @dataclass(frozen=True)
-class Audit:
-    """The outcome of a many-run audit. `to_dict` is what `adadp audit --json` prints."""
+class Audit(Judged):
+    """The outcome of a many-run audit. `to_dict` is what `adadp audit --json` prints.
+
+    `trials` does not count those of the second set, where there was one.
+    """
 
     target: str
     threat: str
@@ -23,21 +28,44 @@ class Audit:
     seconds: float
     setting: dict[str, Any] = field(default_factory=dict)
     privacy: str = SYNTHETIC_NOTE
+    command: str | None = None
 
     @property
-    def violated(self) -> bool:
-        """Whether the guarantee (or the claim) is contradicted at this confidence."""
+    def contradicted(self) -> bool:
+        """Whether the counted trials contradict the claim at this confidence."""
         return self.finding.errors.contradicts(self.promise.claim)
 
     @property
-    def verdict(self) -> str:
-        """In one word."""
-        return "violated" if self.violated else "consistent"
+    def confirmed(self) -> bool:
+        """Whether the second set does, at 99.9% or more."""
+        second = self.finding.confirmation
+        return second is not None and second.contradicts(self.promise.claim)
+
+    @property
+    def confirmation(self) -> dict[str, Any] | None:
+        """The second set in plain values; its `epsilon_lower` is at its own confidence."""
+        second = self.finding.confirmation
+        if second is None:
+            return None
+        return {
+            "confidence": second.confidence,
+            "contradicts": self.confirmed,
+            "epsilon_lower": self._lower(second),
+            **_counted(second),
+        }
+
+    @property
+    def more(self) -> dict[str, float]:
+        """More trials, and a first set that up to 0.1% of sound audits get past."""
+        return {"trials": MORE * self.trials, "confidence": confirming(self.finding.errors.confidence)}
 
     @property
     def epsilon_lower(self) -> float:
         """A lower bound on epsilon at the promise's delta, at the audit's confidence; `bound` says what it rests on."""
-        errors, delta = self.finding.errors, self.promise.delta
+        return self._lower(self.finding.errors)
+
+    def _lower(self, errors: Errors) -> float:
+        delta = self.promise.delta
         return max(errors.epsilon(delta), errors.gaussian_epsilon(delta) if self.promise.gaussian else 0.0)
 
     @property
@@ -50,7 +78,6 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         attack, errors = self.finding.attack, self.finding.errors
-        counts = errors.counts
         return {
             "epsilon_lower": self.epsilon_lower,
             "guaranteed_epsilon": self.promise.guaranteed,
@@ -67,16 +94,23 @@ class Audit:
             "canary": attack.canary,
             "statistic": attack.statistic,
             "threshold": attack.threshold,
-            "counted": {
-                "trials": counts.trials,
-                "without": counts.out,
-                "false_positives": counts.false_positives,
-                "with": counts.inside,
-                "false_negatives": counts.false_negatives,
-                "bounded": "together" if errors.together else "apart",
-            },
+            "counted": _counted(errors),
+            "confirmation": self.confirmation,
+            "settled_by": self.settled_by,
             "why_no_guarantee": list(self.promise.why),
             "setting": self.setting,
             "privacy": self.privacy,
             "seconds": self.seconds,
         }
+
+
+def _counted(errors: Errors) -> dict[str, Any]:
+    counts = errors.counts
+    return {
+        "trials": counts.trials,
+        "without": counts.out,
+        "false_positives": counts.false_positives,
+        "with": counts.inside,
+        "false_negatives": counts.false_negatives,
+        "bounded": "together" if errors.together else "apart",
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ def _option(help: str, *names: str) -> Any:
 
 
 def audit(
+    context: typer.Context,
     algorithm: Annotated[str, _option("adadp, dpsgd, adal, adan, agd, dpopt; or dp-pca, dp-scaler. [adadp]")] = "adadp",
     reading: Annotated[
         str | None, _option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
@@ -53,13 +55,18 @@ def audit(
     ] = None,
     one_run: Annotated[bool, _option("One run in which all examples are canaries.", "--one-run")] = False,
     trials: Annotated[int, _option("Runs with and without the canary. [1000]")] = 1000,
-    confidence: Annotated[float, _option("Of the bound and the verdict. [0.95]")] = 0.95,
+    confidence: Annotated[float, _option("Of the bound. The word violated takes 0.999 or more. [0.95]")] = 0.95,
     seed: Annotated[int | None, _option("Repeatable trials. [none]")] = None,
     ledger: Annotated[str | None, _option("The data set's ledger, which all trials are charged to.")] = None,
     report: Annotated[Path | None, _option("Write numbers, a plot and a page into this folder.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
-    """Attack an algorithm, and compare what leaks with what is guaranteed."""
+    """Attack an algorithm, and compare what leaks with what is guaranteed.
+
+    The verdict is consistent, suspicious or violated. Where the trials contradict the guarantee, as many fresh ones
+    test the same attack: if these contradict it at confidence 0.999 it is violated, else suspicious, and the output
+    says which command settles it. The exit status is 0 whatever the verdict, and 2 where an option is refused.
+    """
     from adadp import audit as auditing
 
     if epsilon is not None and noise_multiplier is not None:
@@ -80,7 +87,7 @@ def audit(
         )  # fmt: skip
         found = _with_bar(trials, lambda show: auditing.audit_preprocessing(
             estimator, delta, trials=trials, confidence=confidence, seed=seed, report=show))  # fmt: skip
-        _give(found, report, json_output)
+        _give(replace(found, command=_settling(found, context)), report, json_output)
         return
     others, charged = (None, None) if dataset is None else _real(dataset, data_dir, examples, ledger)
     count = (examples or (200 if one_run else 16)) if others is None else len(others.inputs) + 1
@@ -95,7 +102,8 @@ def audit(
             "--dataset": dataset, "--threat": threat != "gradient", "--canary": canary, "--layers": layers,
             "--report": report,
         })  # fmt: skip
-        _give_one(auditing.audit_one_run(target, confidence=confidence, seed=seed), json_output)
+        one = auditing.audit_one_run(target, confidence=confidence, seed=seed)
+        _give_one(replace(one, command=_settling(one, context)), json_output)
         return
     attacked: Any = threat
     if layers is not None:
@@ -107,7 +115,7 @@ def audit(
     found = _with_bar(trials, lambda show: auditing.audit(
         target, threat=attacked, canaries=tuple(canary or ()), others=others, trials=trials, confidence=confidence,
         seed=seed, ledger=charged, report=show))  # fmt: skip
-    _give(found, report, json_output)
+    _give(replace(found, command=_settling(found, context)), report, json_output)
 
 
 def _refuse(why: str, options: dict[str, object]) -> None:
@@ -154,7 +162,33 @@ def _with_bar(trials: int, run: Callable[[Callable[[int], None]], Audit]) -> Aud
     columns = (TextColumn("attacking"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("attacking", total=trials)
-        return run(lambda done: bar.update(task, completed=done))
+
+        def show(done: int) -> None:
+            # A second set has as many trials as the first, or more where the audit is a small one.
+            bar.update(task, completed=done, total=trials if done <= trials else max(2 * trials, done))
+
+        return run(show)
+
+
+def _settling(found: Audit | OneRunAudit, context: typer.Context) -> str | None:
+    """The command line of this audit with the options that settle a suspicion, and another seed.
+
+    With the same seed the same trials would be made again, the ones that the suspicion comes from.
+    """
+    if not found.suspicious:
+        return None
+    values, words = found.more, ["adadp", "audit"]
+    for option in context.command.params:
+        name, value = str(option.name), context.params.get(str(option.name))
+        if name in values:
+            value = values[name]
+        elif value is None or getattr(context.get_parameter_source(name), "name", "") != "COMMANDLINE":
+            continue
+        if name == "seed":
+            value += 1
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            words += [option.opts[0]] if each is True else [option.opts[0], str(each)]
+    return shlex.join(words)
 
 
 def _give(found: Audit, folder: Path | None, json_output: bool) -> None:
@@ -183,14 +217,21 @@ def _give(found: Audit, folder: Path | None, json_output: bool) -> None:
         ("time", f"{found.seconds:.1f} s"),
     ]
     print_table(f"Audit of {found.target}", rows)
-    if found.violated:
-        from adadp.audit.report import reasoning
+    if found.contradicted:
+        from adadp.audit.report import confirmed, reasoning
 
-        print_list("Why violated", [reasoning(found)])
+        print_list(f"Why {found.verdict}", [reasoning(found), confirmed(found)])
+    _print_settling(found)
     print_list("Why there is no guarantee", found.promise.why)
     print_list("Privacy of this output", [found.privacy])
     if folder is not None:
         typer.echo(f"\nThe report is in {folder}.")
+
+
+def _print_settling(found: Audit | OneRunAudit) -> None:
+    """On a line of its own, however long: it is there to be copied."""
+    if found.settled_by is not None:
+        typer.echo(f"\nThis settles it:\n{found.settled_by}")
 
 
 def _give_one(found: OneRunAudit, json_output: bool) -> None:
@@ -199,7 +240,14 @@ def _give_one(found: OneRunAudit, json_output: bool) -> None:
         return
     rows = _first_rows(found)
     rows.append(("guesses", f"{found.correct} of {found.guesses} right, {found.canaries} canaries in one run"))
+    if (second := found.confirmation) is not None:
+        rows.append((
+            "fresh guesses",
+            f"{second['correct']} of {second['guesses']} right in {second['trials']} more runs, p = "
+            f"{second['p_value']:.2g}",
+        ))  # fmt: skip
     print_table(f"Audit of {found.target} in one run", rows)
+    _print_settling(found)
     print_list("Why there is no guarantee", found.promise.why)
     print_list("Privacy of this output", [found.to_dict()["privacy"]])
 
@@ -209,10 +257,20 @@ def _first_rows(found: Audit | OneRunAudit) -> list[tuple[str, str]]:
 
     promise, values = found.promise, found.to_dict()
     rows = [
-        ("verdict", f"{found.verdict} at confidence {values['confidence']:g}"),
+        ("verdict", _verdict(found)),
         ("epsilon, at least", f"{found.epsilon_lower:.4g} ({values['bound']})"),
         ("epsilon guaranteed", "none" if promise.guaranteed is None else round_up(promise.guaranteed)),
     ]
     if promise.guaranteed is None and promise.claimed is not None:
         rows.append(("epsilon claimed", round_up(promise.claimed)))
     return [*rows, ("delta", round_up(promise.delta))]
+
+
+def _verdict(found: Audit | OneRunAudit) -> str:
+    """The word, and the confidence at which it is said."""
+    confidence, second = found.to_dict()["confidence"], found.confirmation
+    if second is None:
+        return f"{found.verdict} at confidence {confidence:g}"
+    if found.violated:
+        return f"{found.verdict}, confirmed at confidence {second['confidence']:g}"
+    return f"{found.verdict}: contradicted at confidence {confidence:g}, not confirmed at {second['confidence']:g}"
