@@ -370,8 +370,10 @@ class PrivateOptimizer(Optimizer):
         self._opt_called = True  # what learning-rate schedulers look at
 
     def _set_gradients(self, lot: Lot) -> None:
-        penalties = self._penalties()
-        for name, gradient in self._step.release(lot).items():
+        penalties, released = self._penalties(), self._step.release(lot)
+        if self._step.observer is not None:
+            self._step.observer.stepped(lot.number, released)
+        for name, gradient in released.items():
             parameter = self._parameters[name]
             if not parameter.requires_grad:  # frozen since the model ran
                 continue

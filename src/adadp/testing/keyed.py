@@ -68,9 +68,16 @@ def normal(seed: int, shape: Sequence[int], axis: int | None = None, identities:
 def seed_everything(*parts: object) -> None:
     """Start the global generators of torch, numpy and Python from `parts`."""
     seed = seed_of(*parts)
-    torch.manual_seed(seed)
+    _seed_torch(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the loop under test draws from the global one
     random.seed(seed)
+
+
+def _seed_torch(seed: int) -> None:
+    """As torch.manual_seed, which writes down where it was called from for devices that are not in use yet."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
 
 
 @contextmanager
@@ -93,7 +100,7 @@ class Rows:
     number: tuple[int, int] = (0, 0)
 
 
-class KeyedDraws(TorchDispatchMode):
+class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Replaces what random operations of torch draw while `rows` says whose rows are worked on.
 
     `drawn` notes each operation's form in the first world. Where the second one draws a tensor of the same form
@@ -101,7 +108,7 @@ class KeyedDraws(TorchDispatchMode):
     """
 
     def __init__(self, earlier: KeyedDraws | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows: Rows | None = None
         self.batch_first = True
         self.drawn: dict[tuple[object, ...], tuple[int, ...]] = {}
@@ -120,9 +127,10 @@ class KeyedDraws(TorchDispatchMode):
         generator = given.get("generator")
         # One number for each operation, whatever its size: a generator that is put back draws the same again.
         seed = int(torch.randint(2**62, (1,), generator=generator if _on_cpu(generator) else None))
-        with generators_kept():
-            torch.manual_seed(seed)
-            result = func(*args, **kwargs)
+        state = torch.default_generator.get_state()
+        _seed_torch(seed)
+        result = func(*args, **kwargs)
+        torch.default_generator.set_state(state)
         draw = _DRAWS.get(func._schema.name.partition("::")[2])
         first = result[0] if isinstance(result, tuple | list) else result
         if draw is None or not isinstance(first, Tensor) or first.is_meta or first.numel() == 0:

@@ -104,7 +104,7 @@ class World:
         self.seen = 0  # releases of gradients
         self.worst = Effect("")
         self._squares: dict[tuple[int, int], float] = {}
-        self._draws = KeyedDraws(None if earlier is None else earlier._draws)
+        self._draws: KeyedDraws = KeyedDraws(None if earlier is None else earlier._draws)
         self._orders: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def run(self, train: Callable[[Any], Any], dataset: Any) -> None:
@@ -217,7 +217,7 @@ class World:
 
     def _noised(self, release: Unnoised, name: str, value: Tensor, stddev: Any) -> Tensor:
         drawn = normal(seed_of(self.key, "noise", release.kind, release.lot, name, len(self.entries)), value.shape)
-        return value + torch.as_tensor(drawn) * stddev
+        return value + torch.as_tensor(drawn) * torch.as_tensor(stddev)
 
     def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.runs:
@@ -273,8 +273,8 @@ class World:
     def _measure(self, run: Run, before: Released, seen: Released, multiplier: float, scale: float) -> None:
         squares: dict[str, float] = {}
         total, size = 0.0, 0.0
-        for name, value in seen.sums.items():
-            difference = value - before.sums[name]
+        for name, summed in seen.sums.items():
+            difference = summed - before.sums[name]
             total, size = total + float(difference.square().sum()), size + float(before.sums[name].square().sum())
             share = difference / seen.stddev[name]
             squares[name] = float(torch.where(difference == 0, 0.0, share).square().sum())
@@ -456,7 +456,7 @@ def _weights(count: int) -> Tensor:
 
 def _prints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[float, ...]]:
     """A fingerprint of each tensor: two sums, one of them weighted, so that little memory is needed for large models."""
-    found = {}
+    found: dict[str, tuple[float, ...]] = {}
     for name, tensor in tensors:
         flat = tensor.detach().double().cpu().flatten()
         found[name] = (float(flat.sum()), float(flat @ _weights(len(flat))), float(flat.abs().sum()))
