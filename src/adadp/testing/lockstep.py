@@ -39,8 +39,8 @@ def influence(
         dataset: map-style. It is given to `train` with one item replaced.
         examples: "made" (all that can be made from the form of the items), names of made ones, indices of the
             dataset, or items; or a list of these.
-        among: which other examples: "own" (the dataset's), "alike" (all the same), "corrupt" (some beside it are NaN).
-            All of them unless given.
+        among: which other examples: "own" (the dataset's), "alike" (all the same), "alike but one", "corrupt" (some
+            beside it are NaN). All of them unless given.
         lots: how many lots each world runs. Some do not hold the example: nothing of it may be seen there. Others have
             a clipping bound near the length of a typical gradient, where a fault shows most.
         key: of all draws; another one gives other lots.
@@ -60,18 +60,16 @@ def influence(
     places = surroundings(dataset)
     unknown = set(wanted or ()) - {each.name for each in places}
     if unknown:
-        raise ConfigurationError(f"among= is one of own, alike, corrupt, not {', '.join(sorted(unknown))}")
+        raise ConfigurationError(f"among= is one of {', '.join(each.name for each in places)}, not {', '.join(sorted(unknown))}")
     comparison = _Comparison(train, dataset, lots, key)
     effects: list[Effect] = []
     for where in places:
         if wanted is not None and where.name not in wanted:
             continue
-        for example in chosen if where.name != "corrupt" else [each for each in chosen if each.name in _AMONG_CORRUPT]:
-            effects.append(comparison.effect(example, where))
+        for example in chosen:
+            if where.examples is None or example.name in where.examples or not example.made:
+                effects.append(comparison.effect(example, where))
     return _result(comparison, effects, delta)
-
-
-_AMONG_CORRUPT = ("ordinary", "large")
 
 
 def _chosen(examples: Any, dataset: Any) -> list[Example]:
@@ -87,9 +85,9 @@ def _chosen(examples: Any, dataset: Any) -> list[Example]:
             chosen.append(ready[each])
         elif isinstance(each, int) and not isinstance(each, bool):
             index = range(len(dataset))[each]
-            chosen.append(Example(f"item {index}", dataset[index], index))
+            chosen.append(Example(f"item {index}", dataset[index], index, made=False))
         else:
-            chosen.append(Example(f"given {len(chosen)}", each))
+            chosen.append(Example(f"given {len(chosen)}", each, made=False))
     if not chosen:
         raise ConfigurationError("no examples were given")
     return chosen
@@ -116,7 +114,7 @@ class _Comparison:
             target = self._target  # the loop may train on a part of the data, which the first world showed
             first = self._without(target, where)
             assert isinstance(first, World)
-        world = World(target, key=self._key, lots=self._lots, inside=True, earlier=first)
+        world = self._world(target, where, inside=True, earlier=first)
         change = where.change(target)
         try:
             world.run(self._train, held(self._dataset, Change({**change.items, target: example.item}, change.all_others)))
@@ -126,6 +124,10 @@ class _Comparison:
             return Effect(name, skipped=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
         self.last = world
         return replace(world.worst, example=name, lots=world.seen)
+
+    def _world(self, target: int, where: Surroundings, **rest: Any) -> World:
+        always = tuple((target + step) % len(self._dataset) for step in where.always)
+        return World(target, key=self._key, lots=self._lots, always=always, **rest)
 
     def _without(self, target: int, where: Surroundings) -> World | Effect:
         """The world without the example, at whose place another one stands that is in no lot."""
@@ -140,7 +142,7 @@ class _Comparison:
         items = {**change.items, target: stand_in}
 
         def run(earlier: World | None) -> World:
-            world = World(target, key=self._key, lots=self._lots, earlier=earlier)
+            world = self._world(target, where, earlier=earlier)
             world.run(self._train, held(self._dataset, Change(items, change.all_others)))
             return world
 

@@ -25,14 +25,20 @@ class Example:
     name: str
     item: Any
     index: int | None = None
+    made: bool = True
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The other examples of both worlds. `change` says what they are, given the place of the one under test."""
+    """The other examples of both worlds. `change` says what they are, given the place of the one under test.
+
+    Those at `always`, counted from there, are in every lot; `examples` are the made ones to try here, None for all.
+    """
 
     name: str
     change: Callable[[int], Change]
+    always: tuple[int, ...] = ()
+    examples: tuple[str, ...] | None = None
 
 
 class Schema:
@@ -54,7 +60,7 @@ class Schema:
                     seen.add(int(leaf))
 
     def smallest(self) -> Any:
-        """The item with the least in it: labels that count, then values."""
+        """The item with the least in it: labels that count, then values, then the class."""
         return min(self.items, key=_weight)
 
     def rarest(self, item: Any) -> Any:
@@ -95,10 +101,17 @@ def made(dataset: Any) -> Iterator[Example]:
 
 
 def surroundings(dataset: Any) -> list[Surroundings]:
-    """The user's own data; all others alike; neighbours that are corrupt."""
+    """The user's own data; all others alike; all but one; neighbours that are corrupt."""
     schema = Schema(dataset)
     alike = schema.smallest()
+    unlike = schema.rarest(alike)
     found = [Surroundings("own", lambda target: Change()), Surroundings("alike", lambda target: Change({}, alike))]
+    if not _same(unlike, alike):
+
+        def but_one(target: int) -> Change:
+            return Change({(target + 1) % schema.size: unlike}, alike)
+
+        found.append(Surroundings("alike but one", but_one, (1,), ("ordinary", "other class")))
     if schema.has_floats:
         corrupt = _floats(schema.items[0], lambda x: torch.full_like(x, math.nan))
 
@@ -106,7 +119,7 @@ def surroundings(dataset: Any) -> list[Surroundings]:
             near = [target + step for step in (-3, -2, -1, 1, 2, 3)]
             return Change({place % schema.size: corrupt for place in near if place % schema.size != target})
 
-        found.append(Surroundings("corrupt", beside))
+        found.append(Surroundings("corrupt", beside, (), ("ordinary", "large")))
     return found
 
 
@@ -198,10 +211,11 @@ def _resized(item: Any, length: int) -> Any:
     return _mapped(item, changed)
 
 
-def _weight(item: Any) -> tuple[int, int]:
+def _weight(item: Any) -> tuple[int, ...]:
     arrays = [_tensor(leaf) for leaf in _leaves(item) if _is_array(leaf)]
     labels = [tensor for tensor in arrays if not tensor.is_floating_point() and bool((tensor == IGNORED).any())]
-    return sum(int((tensor != IGNORED).sum()) for tensor in labels), sum(tensor.numel() for tensor in arrays)
+    classes = sum(int(leaf) for leaf in _leaves(item) if _is_class(leaf))
+    return sum(int((tensor != IGNORED).sum()) for tensor in labels), sum(tensor.numel() for tensor in arrays), classes
 
 
 def _same(one: Any, other: Any) -> bool:

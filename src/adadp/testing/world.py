@@ -83,6 +83,7 @@ class Run:
     optimizer: PrivateOptimizer
     loader: PrivateLoader
     places: list[int]
+    always: list[int]
     bases: dict[int, float] = field(default_factory=dict)  # the loop's own bounds
     typical: float | None = None  # the length of a gradient, from a lot in which nothing was clipped
     scales: dict[int, float] = field(default_factory=dict)
@@ -97,7 +98,17 @@ class Run:
 class World:
     """Runs a training function once. With `earlier` it is the second world, compared with the first."""
 
-    def __init__(self, target: int, *, key: int, lots: int, inside: bool = False, earlier: World | None = None) -> None:
+    def __init__(
+        self,
+        target: int,
+        *,
+        key: int,
+        lots: int,
+        always: tuple[int, ...] = (),
+        inside: bool = False,
+        earlier: World | None = None,
+    ) -> None:
+        self.always = always
         self.target, self.key, self.lots, self.inside, self.earlier = target, key, lots, inside, earlier
         self.runs: list[Run] = []
         self.entries: list[Released | Stepped] = []
@@ -137,7 +148,8 @@ class World:
 
     def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _Observer:
         """A run begins: draw its lots, items and augmentation by key."""
-        run = Run(len(self.runs), optimizer, loader, places_of(loader.dataset, self.target))
+        always = [place for index in self.always for place in places_of(loader.dataset, index)]
+        run = Run(len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
         self.runs.append(run)
         inner, self._draws.batch_first = loader._loader, loader.batch_first
         loader.sampling = LockstepLots(self, run, loader.sampling)
@@ -342,9 +354,11 @@ class LockstepLots(Sampling):
         holds = world.holds(lot)
         if isinstance(self._sampling, Poisson):
             chosen = coins < self._sampling.rate
+            chosen[run.always] = True
             chosen[run.places] = holds and world.inside
             drawn = np.flatnonzero(chosen)
         else:
+            coins[run.always] -= 1
             coins[run.places] = coins[run.places] - 1 if holds else coins[run.places] + 1
             drawn = np.argsort(coins)[: self.lot]
             drawn = drawn[np.argsort(uniform(seed_of(world.key, run.number, "order", lot), (self.examples,))[drawn])]
