@@ -52,7 +52,7 @@ started, step = time.perf_counter(), 0
 while step < STEPS:
     for batch, targets in loader:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch), targets).backward()
+        optimizer.backward(nn.functional.cross_entropy(model(batch), targets, reduction="none"))
         optimizer.step()
         schedule.step()
         step += 1

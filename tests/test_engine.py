@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from adadp import Ellipsoid, Flat, Grouped, Local, Paid, PrivacyEngine, Probe, Raw, Released
 from adadp.accounting.events import FixedSizeGaussian, Neighbours, PoissonGaussian, Uncovered
+from adadp.accounting.filter import RenyiFilter, best_order
 from adadp.accounting.guarantee import make_guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.engine import is_private
@@ -28,8 +29,8 @@ from adadp.errors import (
     TrainingLoopError,
     UnsupportedModuleError,
 )
-from adadp.optimizer import BudgetWarning, PrivateOptimizer
 from adadp.loader import PrivateLoader
+from adadp.optimizer import BudgetWarning, PrivateOptimizer
 
 DELTA = 1e-5
 
@@ -385,9 +386,26 @@ def test_a_budget_stops_before_the_step_that_exceeds_it() -> None:
     assert f"{40 - ran} of 40" in str(next(w.message for w in caught if w.category is BudgetWarning))
     assert list(loader) == []
     event = PoissonGaussian(2.0, 0.25)
-    assert charged(engine) == {event: ran}
+    assert dict(engine._open().charged()) == {event: ran}
     assert engine.get_epsilon(DELTA) <= 2.0
-    assert make_guarantee([(event, ran + 1)], DELTA, accountant="pld").epsilon > 2.0
+    # The budget is for all runs of this engine, however they are chosen: a Renyi filter keeps it.
+    filtered = RenyiFilter(2.0, DELTA, best_order(event, 2.0, DELTA))
+    assert filtered.fits(event, ran)
+    assert not filtered.fits(event, ran + 1)
+
+
+def test_one_plan_is_accounted_for_tightly() -> None:
+    """Where a plan is all that a budget is for, it need not go through a filter."""
+    event, steps = PoissonGaussian(2.0, 0.25), 8
+    assert make_guarantee([(event, steps)], DELTA, accountant="pld").epsilon <= 2.0
+    assert not RenyiFilter(2.0, DELTA, best_order(event, 2.0, DELTA)).fits(event, steps)
+    engine = PrivacyEngine(budget=(2.0, DELTA))
+    _, model, optimizer, loader = private(engine=engine, noise_multiplier=2.0, steps=steps)
+    for _ in range(2):
+        epoch(model, optimizer, loader)
+    assert dict(engine._open().charged()) == {event: steps}
+    with pytest.raises(LedgerError, match="plan"):
+        private(engine=engine, noise_multiplier=2.0)
 
 
 def test_models_of_one_engine_share_its_budget() -> None:
@@ -397,10 +415,10 @@ def test_models_of_one_engine_share_its_budget() -> None:
         for _ in range(4):
             for made in both:
                 epoch(*made)
-    steps = sum(charged(engine).values())
+    steps = sum(dict(engine._open().charged()).values())
     event = PoissonGaussian(2.0, 0.25)
     assert engine.get_epsilon(DELTA) <= 2.0
-    assert make_guarantee([(event, steps + 1)], DELTA, accountant="pld").epsilon > 2.0  # and all of it can be used
+    assert not RenyiFilter(2.0, DELTA, best_order(event, 2.0, DELTA)).fits(event, steps + 1)  # all of it can be used
     assert all(loader.stopped for _, _, loader in both)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from adadp import observation
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
-from adadp.accounting.guarantee import Guarantee, make_guarantee
+from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
 from adadp.checks.trial import Trial
 from adadp.checks.weights import take, taken, trained_before
@@ -96,6 +96,7 @@ class PrivacyEngine:
         self._ledger_path = None if isinstance(ledger, Ledger) else ledger
         self._dataset = dataset
         self._runs: list[Run] = []
+        self._lots: list[Lots] = []
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
 
@@ -105,7 +106,7 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        return {**vars(self), "_randomness": copy.copy(self._randomness), "_runs": []}
+        return {**vars(self), "_randomness": copy.copy(self._randomness), "_runs": [], "_lots": []}
 
     # ---- making things private ----------------------------------------------------------------------------------
 
@@ -198,7 +199,14 @@ class PrivacyEngine:
                 collate=data_loader.collate_fn,
                 loss_reduction=loss_reduction,
             )
-            run = self._start(drawn, sigma, chosen, steps)
+            assumptions = [
+                *(text.format(reduction=loss_reduction) for text in _STANDING),
+                *([] if penalty is None else [_PENALTY]),
+                *chosen.assumptions,
+                randomness.assumption,
+            ]
+            untried = [*trial.untried.values(), *([_TRAINED_BEFORE] if trained else [])]
+            run = self._start(drawn, sigma, chosen, steps, assumptions, untried)
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
@@ -217,20 +225,12 @@ class PrivacyEngine:
             count_nonfinite=expose_raw,
         )
         capture.on_first_call = _BeforeCall(loader.lots, trial)
-        loader.lots.on_hand_out = lambda microbatch: capture.work_on(microbatch, microbatch.count)
+        loader.lots.on_hand_out = step.open
         loader.lots.note = run.note
+        self._lots.append(loader.lots)
         take(module, capture)
         _PRIVATE[module] = weakref.ref(capture)
         _SERVING.update(chosen.objects())
-        run.note(
-            assumptions=[
-                *(text.format(reduction=loss_reduction) for text in _STANDING),
-                *([] if penalty is None else [_PENALTY]),
-                *chosen.assumptions,
-                randomness.assumption,
-            ],
-            untried=[_TRAINED_BEFORE] if trained else [],
-        )
         private = PrivateOptimizer(
             optimizer,
             step,
@@ -332,16 +332,13 @@ class PrivacyEngine:
         """What may be said about everything that this engine's ledger holds, at `delta`."""
         ledger = self._open()
         neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
-        untried = ledger.untried
-        return make_guarantee(
-            ledger.composition(),
+        strict = ledger.untried if self.strict else ()
+        left = sum(lots.left for lots in self._lots)
+        return ledger.guarantee(
             delta,
             accountant=self.accountant_name if neighbours == Neighbours.ADD_REMOVE else "rdp",
-            neighbours=neighbours,
-            assumptions=ledger.assumptions,
-            reasons=(*ledger.reasons, *(f"strict, and not tried: {text}" for text in untried if self.strict)),
-            untried=untried,
-            notes=ledger.notes,
+            reasons=[f"strict=True, and this could not be tried: {text}" for text in strict],
+            notes=[f"lots that were handed out and left: {left}"] if left else [],
         )
 
     @property
@@ -405,12 +402,23 @@ class PrivacyEngine:
 
     def _open(self) -> Ledger:
         if self._ledger is None:
-            # Its relation is what the file says, or what the first run's plan says.
+            # Its relation is what the file says, or what the first run's plan says. A budget is fixed when a ledger is
+            # made: then it holds for all runs together, however each was chosen.
             path = None if observation.watching() else self._ledger_path  # a test charges nobody's budget
-            self._ledger = Ledger(path, dataset=self._dataset, neighbours=None)
+            new = path is None or not Path(path).exists()
+            budget = self.budget if new and self.budget is not self._target else None
+            self._ledger = Ledger(path, dataset=self._dataset, neighbours=None, budget=budget)
         return self._ledger
 
-    def _start(self, sampling: Sampling, noise_multiplier: float, clipping: Clipping, steps: int | None) -> Run:
+    def _start(
+        self,
+        sampling: Sampling,
+        noise_multiplier: float,
+        clipping: Clipping,
+        steps: int | None,
+        assumptions: Sequence[str],
+        untried: Sequence[str],
+    ) -> Run:
         if self._neighbours not in (None, sampling.neighbours):
             raise ConfigurationError(
                 f"{sampling.name} sampling compares {sampling.neighbours} datasets, but this engine's ledger holds "
@@ -426,7 +434,14 @@ class PrivacyEngine:
             "steps": steps,
         }
         seed = self.seed if not self._runs else None  # one seed, one stream of numbers, however many models
-        run = self._open().start(plan, seed=seed, budget=self.budget, accountant=self._accountant_for(sampling))
+        run = self._open().start(
+            plan,
+            seed=seed,
+            budget=self.budget,
+            accountant=self._accountant_for(sampling),
+            assumptions=assumptions,
+            untried=untried,
+        )
         self._runs.append(run)
         self._neighbours = sampling.neighbours
         return run

@@ -106,7 +106,10 @@ class TrainingStep:
         count = self.optimizer._current().count
         self.optimizer.zero_grad()
         with advising(count, lambda size: self._fits(batch, count, size)):
-            _backward(self.optimizer, self.loss(*batch))
+            losses = self.loss(*batch)
+            if self.optimizer._trial.due(self.optimizer._current().lot):
+                self.optimizer.refuse_foreign_leaves(losses)
+            _backward(self.optimizer, losses)
         self.optimizer.step()
 
     def _fits(self, batch: tuple[Any, ...], count: int, size: int) -> bool:
@@ -153,6 +156,7 @@ class TrainingStep:
     def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         optimizer, step = self.optimizer, self.optimizer._step
         step.refuse_misuse(microbatch)
+        optimizer.refuse_changes(microbatch)
         step.charge(microbatch.of)
         begun = not step.clipping.steady()
         if begun:
@@ -256,7 +260,7 @@ class _Recording:
 def _backward(optimizer: PrivateOptimizer, losses: Tensor) -> None:
     """From one loss for each row, or from the scalar that they were put together to."""
     if losses.ndim:
-        optimizer.backward(losses)
+        optimizer.backward_by_rows(losses)
     else:
         losses.backward()  # type: ignore[no-untyped-call]
 

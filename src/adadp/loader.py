@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -138,17 +139,13 @@ class PrivateLoader:
 
         return draw()
 
-    def _filled(self, microbatch: Microbatch, batch: Any) -> tuple[Microbatch, Any]:
-        """With rows for all that the microbatch is to hold, and on the device where it is wanted."""
-        given = max(1, len(microbatch.indices))
+    def _filled(self, microbatch: Microbatch, batch: Any) -> Microbatch:
+        """With its batch: rows for all that it is to hold, on the device where they are wanted."""
+        given, rows = max(1, len(microbatch.indices)), microbatch.count
         if self.pad_lots and self.max_physical_batch_size:
             size = self.max_physical_batch_size
             rows = -(-given // size) * size
             batch = filled_up(batch, given, rows, self.batch_first)
-            if rows != microbatch.count:
-                microbatch = Microbatch(
-                    microbatch.of, 0, True, rows, microbatch.real, microbatch.planned, microbatch.indices
-                )
         if self.prefetch is not None:
             device = self.prefetch
 
@@ -156,7 +153,7 @@ class PrivateLoader:
                 return part.to(device, non_blocking=True) if isinstance(part, Tensor) else part
 
             batch = batch.to(device) if hasattr(batch, "to") else tree_map(moved, batch)
-        return microbatch, batch
+        return replace(microbatch, count=rows, batch=batch)
 
 
 class _Batches:
@@ -178,7 +175,7 @@ class _Iteration:
     def __init__(self, loader: PrivateLoader) -> None:
         self._loader = loader
         self._started: tuple[deque[Microbatch], Iterator[Any]] | None = None
-        self._ahead: deque[tuple[Microbatch, Any]] = deque()
+        self._ahead: deque[Microbatch] = deque()
         self._stream: Any = None
         if loader.prefetch is not None and loader.prefetch.type == "cuda":
             self._stream = torch.cuda.Stream(loader.prefetch)  # type: ignore[no-untyped-call]
@@ -195,19 +192,24 @@ class _Iteration:
         lots.refuse_next(self)
         if self._started is None:
             self._started = self._loader._batches()
-        microbatch, batch = self._ahead.popleft() if self._ahead else self._fetch()
+        microbatch = self._ahead.popleft() if self._ahead else self._fetch()
         if self._stream is not None:
-            self._arrived(batch)
-        lots.hand_out(microbatch, batch, self)
+            self._arrived(microbatch.batch)
+        lots.hand_out(microbatch, self)
         if self._loader.prefetch is not None and not self._ahead:
             self._prefetch()
-        return batch
+        return microbatch.batch
 
-    def _fetch(self) -> tuple[Microbatch, Any]:
+    def _fetch(self) -> Microbatch:
         assert self._started is not None
         plan, batches = self._started
         batch = next(batches)
         microbatch = plan.popleft()
+        if batch is None:
+            raise ConfigurationError(
+                "collate_fn returned None: a lot that is not given out must not depend on what is in it. Return the "
+                "batch, with rows that cannot be used made finite or left to count for nothing."
+            )
         if self._stream is None:
             return self._loader._filled(microbatch, batch)
         with torch.cuda.stream(self._stream):

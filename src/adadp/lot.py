@@ -54,7 +54,8 @@ class Microbatch:
 
     Its batch has `count` rows, of which the first `real` are examples that were drawn; the others fill it up and count
     for nothing (an empty lot comes as one such row). `planned` is the number of rows that such a part is planned for, a
-    public number. `indices` are the drawn examples' places in the dataset, in the order in which collate got them.
+    public number. `indices` are the drawn examples' places in the dataset, in the order in which collate got them, and
+    `batch` is what collate made of them, filled up.
     """
 
     of: Lot
@@ -64,6 +65,7 @@ class Microbatch:
     real: int | Tensor  # a tensor where steps are replayed on a GPU: each lot writes its number there
     planned: int
     indices: Sequence[int] = ()
+    batch: Any = field(default=None, repr=False)
 
     @property
     def lot(self) -> int:
@@ -117,8 +119,9 @@ class Lots:
 
     def __init__(self) -> None:
         self.current: Microbatch | None = None
-        self.batch: Any = None  # what was handed out for `current`
+        self.whole: Microbatch | None = None  # as it was handed out, where `current` is a part that was cut from it
         self.next = 0  # the number of the lot that will be opened next
+        self.left = 0  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
         self.note: Callable[..., None] = lambda **facts: None
         self.on_hand_out: Callable[[Microbatch], None] = lambda microbatch: None
@@ -166,6 +169,7 @@ class Lots:
         """A new iteration of the loader begins while a batch of an earlier one is out: the loop left that one."""
         assert self.current is not None
         self.current.of.drop(State.LEFT)
+        self.left += 1
         self.note(
             notes=[
                 "the loop left an iterator of the loader (a break, a peek) while a lot was out; that lot was not "
@@ -173,13 +177,14 @@ class Lots:
             ]
         )
 
-    def hand_out(self, microbatch: Microbatch, batch: Any = None, holder: object = None) -> None:
-        """The loop holds this microbatch from now on, `batch` being its rows."""
-        self.current, self.batch, self._holder = microbatch, batch, holder
+    def hand_out(self, microbatch: Microbatch, holder: object = None) -> None:
+        """The loop holds this microbatch from now on; `holder` is the iteration of the loader that gave it out."""
+        self.current = self.whole = microbatch
+        self._holder = holder
         self.next = max(self.next, microbatch.lot + 1)
         if len(self._handed) > 256:
             self._handed = {key: entry for key, entry in self._handed.items() if entry[0]() is not None}
-        for leaf in tree_leaves(batch):
+        for leaf in tree_leaves(microbatch.batch):
             if isinstance(leaf, Tensor):
                 self._handed[id(leaf)] = weakref.ref(leaf), microbatch.lot
         self.on_hand_out(microbatch)
@@ -204,7 +209,3 @@ class Lots:
                     "it would be in two releases, or its padding would count. Train on the batch that the loader "
                     "handed out last."
                 )
-
-    def finished(self) -> None:
-        """Let go of the batch of a lot that is over."""
-        self.batch = None

@@ -71,7 +71,6 @@ class PrivateOptimizer(Optimizer):
         self._parameters = dict(module.named_parameters())
         self._own: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # the gradients that were set here, as they were set
         self._warned = False
-        self._by_rows = 0  # how many calls of layers the front door has seen, for the microbatch that is out
         self.stepped = False
         for parameter in self._parameters.values():
             parameter.grad = None  # whatever stood here before was not made private
@@ -141,8 +140,7 @@ class PrivateOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer does; what a backward pass brought for this batch and no step has used is dropped."""
-        self._step.capture.discard()
-        self._by_rows = 0
+        self._step.forget()
         self.original_optimizer.zero_grad(set_to_none)
 
     # ---- what was spent goes where the weights go -----------------------------------------------------------------
@@ -193,30 +191,40 @@ class PrivateOptimizer(Optimizer):
 
         """
         microbatch = self._current()
-        count = microbatch.count
-        if losses.ndim != 1 or len(losses) != count:
+        self._refuse_shape(losses)
+        if self._trial.due(microbatch.lot):
+            self.refuse_foreign_leaves(losses)
+            self._trial.of_rows(losses, microbatch)
+        self.backward_by_rows(losses, **kwargs)
+
+    def _refuse_shape(self, losses: Tensor) -> None:
+        count = self._current().count
+        if losses.shape != (count,):
             raise TrainingLoopError(
-                f"optimizer.backward() takes one loss for each of the batch's {count} rows, of shape [{count}], not "
+                f"one loss is needed for each of the batch's {count} rows, of shape [{count}], not "
                 f"{list(losses.shape)}: use reduction='none', and for tokens the mean over each example's own "
                 "(adadp.losses)."
             )
-        if self._step.capture.recorded and not self._by_rows:
+
+    def refuse_foreign_leaves(self, losses: Tensor) -> None:
+        """Raise where losses depend on weights outside of the private module's calls."""
+        foreign = foreign_leaves(losses, self._step.capture)
+        if foreign:
             raise TrainingLoopError(
-                "a scalar loss and losses for each example were differentiated on the same batch: their gradients "
-                "have different scales. Use optimizer.backward() for both."
+                f"the losses depend on {foreign}, outside of the private module's calls: what is "
+                "trained there sees data without noise, or carries it into the module. Make one module of all that "
+                "is trained, call it as model(x), and freeze or detach() the rest."
             )
-        if self._trial.due(microbatch.lot):
-            foreign = foreign_leaves(losses, self._step.capture)
-            if foreign:
-                raise TrainingLoopError(
-                    f"the losses depend on {foreign}, outside of the private module's calls: what is "
-                    "trained there sees data without noise, or carries it into the module. Make one module of all that "
-                    "is trained, call it as model(x), and freeze or detach() the rest."
-                )
-            self._trial.of_rows(losses, microbatch)
-        self._step.by_rows = True
-        torch.autograd.backward(losses, torch.full_like(losses, self._step.loss_scale), **kwargs)
-        self._by_rows = self._step.capture.records
+
+    def backward_by_rows(self, losses: Tensor, **kwargs: Any) -> None:
+        """As `backward`, of losses that were tried, or need not be."""
+        self._refuse_shape(losses)
+        step = self._step
+        if step.capture.recorded and step.rows is None:
+            raise _mixed_passes()
+        step.rows = step.rows or 0
+        torch.autograd.backward(losses, torch.full_like(losses, step.loss_scale), **kwargs)
+        step.rows = step.capture.records
 
     @torch.no_grad()
     def step(
@@ -260,26 +268,28 @@ class PrivateOptimizer(Optimizer):
 
     def release(self, microbatch: Microbatch, keep: Tensor | None = None) -> None:
         """Add the microbatch whose backward pass has just ended; if it is its lot's last, set private gradients."""
-        self._weights.check()
-        self._refuse_foreign_gradients()
+        self.refuse_changes(microbatch)
         self._refuse_mixed_passes()
-        self._refuse_changed_rates(microbatch)
         if keep is not None:
             self._check_keep(keep, microbatch)
-        if self._step.capture.recorded and not self._step.by_rows:
+        if self._step.capture.recorded and self._step.rows is None:
             self._take_scalar_loss(microbatch)
         self._say_first()
         with advising(microbatch.count):
             self._step.add(microbatch, keep)
-        self._by_rows, self._step.by_rows = 0, False
         if microbatch.last:
             self._set_gradients(microbatch.of)
-            self._loader.lots.finished()
 
     def stop(self, spent: BudgetExhaustedError) -> None:
         """The budget allows no further release: the loader gives out nothing more."""
         self._loader.lots.stopped = True
         warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=3)
+
+    def refuse_changes(self, microbatch: Microbatch) -> None:
+        """Raise where the weights, what reached them or the rates are not what the release is made for."""
+        self._weights.check()
+        self._refuse_foreign_gradients()
+        self._refuse_changed_rates(microbatch)
 
     # ---- what no proof covers -----------------------------------------------------------------------------------------
 
@@ -288,7 +298,7 @@ class PrivateOptimizer(Optimizer):
         reached = self._weights.take_reached()
         if reached:
             self.original_optimizer.zero_grad()
-            self._step.capture.discard()
+            self._step.forget()
             raise TrainingLoopError(
                 f"a gradient reached {reached} from outside the calls of the private module: a term of the loss on the "
                 "weights themselves, a weight that the loop uses (F.linear(h, model.fc.weight)), or model.forward(x) "
@@ -304,12 +314,9 @@ class PrivateOptimizer(Optimizer):
                 )
 
     def _refuse_mixed_passes(self) -> None:
-        if self._step.by_rows and self._step.capture.records > self._by_rows:
-            self._step.capture.discard()
-            raise TrainingLoopError(
-                "a scalar loss and losses for each example were differentiated on the same batch: their gradients "
-                "have different scales. Use optimizer.backward() for both."
-            )
+        if self._step.rows is not None and self._step.capture.records != self._step.rows:
+            self._step.forget()
+            raise _mixed_passes()
 
     def _refuse_changed_rates(self, microbatch: Microbatch) -> None:
         rates = [group.get("lr") for group in self.param_groups]
@@ -336,7 +343,7 @@ class PrivateOptimizer(Optimizer):
     def _take_scalar_loss(self, microbatch: Microbatch) -> None:
         """A scalar was differentiated: a mean must not have been rounded, and what could not be tried is said."""
         if self._step.mean_loss and self._step.capture.halved:
-            self._step.capture.discard()
+            self._step.forget()
             raise TrainingLoopError(
                 "a mean loss was differentiated in bfloat16 or float16: 1/n is rounded to a few bits, alike for all "
                 "examples, so that one example less can move every other's gradient. Use optimizer.backward(losses) "
@@ -398,6 +405,13 @@ class PrivateOptimizer(Optimizer):
     def _set(self, name: str, private: Tensor) -> None:
         self._parameters[name].grad = private
         self._own[name] = weakref.ref(private), private._version
+
+
+def _mixed_passes() -> TrainingLoopError:
+    return TrainingLoopError(
+        "a scalar loss and losses for each example were differentiated on the same batch: their gradients have "
+        "different scales. Use optimizer.backward() for both."
+    )
 
 
 _NOTHING: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)

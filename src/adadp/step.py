@@ -81,12 +81,24 @@ class PrivateStep:
         self._count_nonfinite = count_nonfinite
         self.nonfinite: Tensor | None = None
         self.observer: Observer | None = None
-        self.by_rows = False  # whether the backward pass started from each example's own loss (optimizer.backward)
+        # How many calls of layers were seen in backward passes from each example's own loss, for this microbatch: all
+        # of them, or none. None where no such pass was made.
+        self.rows: int | None = None
         self._parameters = dict(capture.module.named_parameters())
         self._begun: Lot | None = None  # the lot that the clipping is ready for
         self.begun = 0  # how many lots were worked on, replayed ones left out
 
     # ---- a lot, microbatch by microbatch ------------------------------------------------------------------------
+
+    def open(self, microbatch: Microbatch) -> None:
+        """The loop holds this microbatch from now on."""
+        self.rows = None
+        self.capture.work_on(microbatch, microbatch.count)
+
+    def forget(self) -> None:
+        """Drop what backward passes brought for this microbatch."""
+        self.rows = None
+        self.capture.discard()
 
     def _bound_early(self) -> None:
         """Before the model runs on a microbatch: have its gradients bounded as they come, if they can be."""
@@ -120,8 +132,9 @@ class PrivateStep:
         except BaseException:
             # A lot that lost a part because of what was in it must not be released, nor may the part reach another lot.
             self._drop(lot, State.FAILED)
-            self.capture.discard()
+            self.forget()
             raise
+        self.rows = None
         lot.state = State.FILLED if microbatch.last else State.OPENED
         lot.added += 1
         for name, value in bounded.items():
@@ -208,7 +221,7 @@ class PrivateStep:
 
     def scale(self, microbatch: Microbatch) -> float:
         """Factor from what the backward pass brought to one example's gradient: the number of rows for a mean loss."""
-        return (microbatch.count if self.mean_loss and not self.by_rows else 1.0) / self.loss_scale
+        return (microbatch.count if self.mean_loss and self.rows is None else 1.0) / self.loss_scale
 
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device

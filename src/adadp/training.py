@@ -19,7 +19,7 @@ from adadp import algorithms, models, prepared, runs
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import Uncovered
-from adadp.accounting.guarantee import Guarantee, make_guarantee, round_up
+from adadp.accounting.guarantee import Guarantee, round_up
 from adadp.accounting.ledger import Ledger
 from adadp.data import HELD_OUT_NOTE, Dataset, Table
 from adadp.engine import PrivacyEngine
@@ -254,14 +254,14 @@ class _Execution:
         """An upper bound that costs no time: the Renyi bound, or what all of the plan costs if that is less."""
         if self.engine is None or not self.plan.algorithm.sound:
             return None
-        spent = get_accountant("rdp").epsilon(self.ledger.composition(), self.settings.delta).epsilon
+        spent = get_accountant("rdp").epsilon(self.ledger.charged(), self.settings.delta).epsilon
         return spent if self.plan.epsilon is None else min(spent, self.plan.epsilon)
 
     def guarantee(self) -> Guarantee:
         """What may be said about everything charged so far."""
         plan, delta = self.plan, self.settings.delta
         if self.engine is None:
-            return make_guarantee(self.ledger.composition(), delta, reasons=plan.algorithm.reasons)
+            return self.ledger.guarantee(delta, reasons=plan.algorithm.reasons)
         found = self.engine.guarantee(delta)
         kept = tuple(dict.fromkeys((*found.assumptions, *self.assumptions)))
         if found.epsilon is None:

@@ -24,7 +24,7 @@ from adadp.accounting.events import PoissonGaussian
 released = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 print("ready", flush=True)
 while True:
-    run = Ledger(sys.argv[2], dataset="digits").start({"steps": 100000})
+    run = Ledger(sys.argv[2], dataset="digits").start(eval(sys.argv[5]))
     for _ in range(int(sys.argv[4])):
         run.charge(PoissonGaussian(0.9, 0.01))
         os.write(released, b"x")
@@ -40,7 +40,7 @@ def wait_for_releases(released: Path) -> None:
         time.sleep(0.001)
 
 
-def kill_at_random(tmp_path: Path, times: int, seed: int) -> None:
+def kill_at_random(tmp_path: Path, times: int, seed: int, planned: int = 0) -> None:
     import adadp
 
     package = str(Path(str(adadp.__file__)).parent)
@@ -50,6 +50,7 @@ def kill_at_random(tmp_path: Path, times: int, seed: int) -> None:
         # Short runs are killed while they start and close, long ones while they reserve.
         length = chance.choice([3, 50, 3000, 10**6])
         arguments = [sys.executable, "-c", CHILD, package, str(ledger), str(released), str(length)]
+        arguments.append(str({"steps": planned} if planned else {}))
         with subprocess.Popen(arguments, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             child.stdout.readline()
@@ -61,7 +62,11 @@ def kill_at_random(tmp_path: Path, times: int, seed: int) -> None:
             assert not released.exists() or released.stat().st_size == 0
             continue
         made = released.stat().st_size
-        charged = dict(Ledger(ledger).composition()).get(STEP, 0)
+        found = Ledger(ledger)
+        charged = dict(found.charged()).get(STEP, 0)
+        assert dict(found.composition()).get(STEP, 0) == sum(
+            max(planned, count) for run in found.runs if (count := run.reserved.get(STEP, 0))
+        )
         # Each kill can leave one reservation unused, and only a kill can.
         assert made <= charged <= made + (round_ + 1) * MOST_RESERVED
     assert released.stat().st_size > 100
@@ -72,6 +77,10 @@ def kill_at_random(tmp_path: Path, times: int, seed: int) -> None:
 
 def test_nothing_is_lost_in_20_kills(tmp_path: Path) -> None:
     kill_at_random(tmp_path, 20, seed=1)
+
+
+def test_a_plan_is_charged_whole_after_any_kill(tmp_path: Path) -> None:
+    kill_at_random(tmp_path, 10, seed=3, planned=5000)
 
 
 @pytest.mark.slow

@@ -182,3 +182,37 @@ def test_a_ledger_on_the_command_line(tmp_path: Path) -> None:
     broken = call("ledger", "check", path)
     assert broken.exit_code == 2
     assert "edited" in broken.stderr
+
+
+def test_a_ledger_shows_what_its_runs_rest_on_and_what_came_with_weights(tmp_path: Path) -> None:
+    from adadp.accounting.events import PoissonGaussian
+    from adadp.accounting.ledger import Budget, Ledger
+
+    path, step = tmp_path / "ledger.jsonl", PoissonGaussian(4.0, 0.05)
+    ledger = Ledger(path, dataset="mnist", budget=Budget(3.0, 1e-5))
+    for dataset in ("mnist", "letters"):
+        other = Ledger(None, dataset=dataset)
+        with other.start({}, assumptions=[f"{dataset} is curated"]) as run:
+            run.charge(step, 11)
+        ledger.inherit(other.spending())
+    with ledger.start({"steps": 10}, assumptions=["N is public"], untried=["the loss"]) as run:
+        run.charge(step, 4)
+        run.note(notes=["a slow disk"])
+    found = values("ledger", "show", str(path))
+    assert found["shared_budget"] == [3.0, 1e-5]
+    assert found["epsilon"] <= 3.0
+    assert found["untried"] == ["the loss"]
+    assert {"N is public", "mnist is curated"} <= set(found["assumptions"])
+    assert "letters is curated" not in found["assumptions"]
+    assert "4 of 10 planned steps were made: charged as planned (run-1)" in found["notes"]
+    assert found["runs"][0]["charged"][0][1] == 10
+    assert found["runs"][0]["uid"] == run.uid
+    assert [row["events"][0][1] for row in found["inherited"]] == [11]
+    assert found["elsewhere"][0]["dataset"] == "letters"
+    shown = " ".join(call("ledger", "show", str(path)).stdout.split())
+    for text in ("N is public", "Not tried: The loss", "slow disk", "shared budget", "'letters'", "4 of 10 planned"):
+        assert text in shown
+    run.note(reasons=["raw norms were logged"])
+    assert values("ledger", "show", str(path))["epsilon"] is None
+    assert "aw norms were logged" in " ".join(call("ledger", "show", str(path)).stdout.split())
+    assert call("ledger", "check", str(path), "--epsilon", "3").exit_code == 1

@@ -33,18 +33,20 @@ class Budget:
 
 
 class Allowance:
-    """What one run may still release, given what the ledger already holds."""
+    """What one run may still release under a budget of its own, given what the ledger already holds."""
 
-    def __init__(self, budget: Budget, accountant: str, neighbours: Neighbours, spent: Canonical) -> None:
+    def __init__(self, budget: Budget, accountant: str, neighbours: Neighbours) -> None:
         self.budget, self.accountant, self.neighbours = budget, accountant, Neighbours(neighbours)
-        self._spent = spent
+        self._spent: Canonical = ()
         self._certified: dict[Event, int] = {}
 
-    def covers(self, other: Allowance | None) -> bool:
-        """Whether what is within this allowance is within `other` too: the same budget, or none."""
-        if other is None:
-            return True
-        return (self.budget, self.accountant) == (other.budget, other.accountant)
+    @property
+    def key(self) -> object:
+        """Equal for allowances that allow the same: what is within one is then within the other."""
+        return self.budget, self.accountant
+
+    def __str__(self) -> str:
+        return f"the budget (epsilon {self.budget.epsilon:g}, delta {self.budget.delta:g})"
 
     def beside(self, spent: Canonical) -> None:
         """Take `spent` as what everything else in the ledger holds by now."""
@@ -60,16 +62,43 @@ class Allowance:
         cost = get_accountant(self.accountant).epsilon(self._with(counts), self.budget.delta, self.neighbours)
         return cost.epsilon <= self.budget.epsilon
 
-    def room(self, event: Event, counts: Mapping[Event, int], need: int, planned: int | None) -> int:
+    def certify(self, counts: Mapping[Event, int]) -> bool:
+        """Whether a run may hold `counts`."""
+        if all(self._certified.get(event, 0) >= count for event, count in counts.items()):
+            return True
+        if not self._fits(counts):
+            return False
+        self._certified = dict(counts)
+        return True
+
+    def most(self, event: Event, counts: Mapping[Event, int], at_most: int) -> int:
+        """How many of `event` fit on top of `counts`, which fit: 0..at_most."""
+        from adadp.accounting.calibration import most
+
+        found = most(
+            lambda more: self._with({**counts, event: counts.get(event, 0) + more}),
+            self.budget.epsilon,
+            self.budget.delta,
+            accountant=self.accountant,
+            neighbours=self.neighbours,
+            at_most=at_most,
+            guess=max(1, at_most // 2),
+        )
+        if found:
+            self._certified = {**counts, event: counts.get(event, 0) + found}
+        return found
+
+    def room(self, event: Event, counts: Mapping[Event, int], need: int) -> int:
         """How many more of `event` fit on top of `counts`: at least `need`, or 0 when `need` does not fit.
 
-        `counts` is all that this run has reserved, `planned` how many more it means to release, if it knows.
+        `counts` is all that this run has reserved. For runs without a plan: it looks some way ahead, so that the next
+        calls need no accounting. Where a number of steps was planned, `certify` the whole plan instead.
         """
         have = counts.get(event, 0)
         certified = self._certified.get(event, 0)
         if certified >= have + need and all(self._certified.get(e, 0) >= n for e, n in counts.items()):
             return certified - have
-        ahead = max(need, _FIRST_CERTIFICATE, have) if planned is None else max(need, planned)
+        ahead = max(need, _FIRST_CERTIFICATE, have)
 
         def grown(more: int) -> dict[Event, int]:
             # Kinds that take turns grow together, or every turn would ask the accountant again.

@@ -33,7 +33,8 @@ def best_order(
     from adadp.accounting import renyi
 
     rows = zip(renyi.ORDERS, renyi.divergences(event, neighbours), strict=True)
-    return max(rows, key=lambda row: (epsilon - _conversion(delta, row[0])) / row[1])[0]
+    # A release may cost nothing at all (a filter's block of 0): any order then admits any number.
+    return max(rows, key=lambda row: (epsilon - _conversion(delta, row[0])) / max(row[1], 1e-300))[0]
 
 
 class RenyiFilter:
@@ -98,7 +99,8 @@ class RenyiFilter:
         """The whole budget as one event. Charge it to the ledger before the first release."""
         return RenyiBlock(self.order, self.budget)
 
-    def _cost(self, event: Event, count: int) -> Fraction:
+    def price(self, event: Event, count: int = 1) -> Fraction:
+        """What releases add to the Renyi divergence at `order`. Refuses what has no price there."""
         from adadp.accounting import renyi
 
         if isinstance(event, Uncovered):
@@ -113,11 +115,11 @@ class RenyiFilter:
 
     def fits(self, event: Event, count: int = 1) -> bool:
         """Whether `admit` would admit it. Charges nothing."""
-        return self._spent + self._cost(event, count) <= Fraction(self.budget)
+        return self._spent + self.price(event, count) <= Fraction(self.budget)
 
     def admit(self, event: Event, count: int = 1) -> None:
         """Charge what is about to be released; on `BudgetExhaustedError` it must not be released."""
-        cost = self._cost(event, count)
+        cost = self.price(event, count)
         if self._spent + cost > Fraction(self.budget):
             raise BudgetExhaustedError(
                 f"the privacy filter's budget ({self.epsilon:g}, {self.delta:g}) does not admit {event!r}: "

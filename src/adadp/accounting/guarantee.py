@@ -78,7 +78,7 @@ class Guarantee:
 
     `epsilon` is None exactly when `reasons` says why there is no guarantee; `claimed_epsilon` is then what
     the published analysis would claim, if there is one. `sampling` says what was released and how lots were
-    drawn.
+    drawn. `untried` is what nobody could try before training, which a reader has to know before the assumptions.
     """
 
     epsilon: float | None
@@ -117,7 +117,7 @@ class Guarantee:
                     f" The published analysis would claim ({round_up(self.claimed_epsilon)}, {delta})-"
                     "differential privacy: claimed, not guaranteed."
                 )
-            return text + f" Released: {_sentence(self.sampling)}"
+            return text + f" Released: {_sentence(self.sampling)}" + self._remarks("It would rest on the following")
         by = f"{self.accountant} accountant"
         if self.order is not None:
             by += f", order {self.order:g}"
@@ -125,11 +125,22 @@ class Guarantee:
             f"({round_up(self.epsilon)}, {delta})-differential privacy for {_line(self.unit)} under "
             f"{self.neighbours} neighbours ({by}). Released: {_sentence(self.sampling)}"
         )
-        if self.assumptions:
-            text += f" This rests on the following: {_sentence('; '.join(self.assumptions))}"
+        return text + self._remarks("This rests on the following")
+
+    def _remarks(self, rests_on: str) -> str:
+        text = ""
+        if self.untried:
+            text += f" Not tried: {_sentence('; '.join(self.untried))}"
+        if self._tried:
+            text += f" {rests_on}: {_sentence('; '.join(self._tried))}"
         for note in self.notes:
             text += f" Note: {_sentence(note)}"
         return text
+
+    @property
+    def _tried(self) -> list[str]:
+        """The assumptions less those that are printed before them because nobody could try them."""
+        return [text for text in self.assumptions if text not in self.untried]
 
     def to_json(self) -> str:
         """One JSON object. `epsilon` is null where the guarantee is *none*."""
@@ -144,6 +155,7 @@ class Guarantee:
             "unit": self.unit,
             "sampling": self.sampling,
             "accountant": self.accountant,
+            "untried": list(self.untried),
             "assumptions": list(self.assumptions),
             "reasons": list(self.reasons),
             "claimed_epsilon": self.claimed_epsilon,
@@ -174,7 +186,8 @@ class Guarantee:
         ]
         for title, items in (
             ("Why there is no guarantee", self.reasons),
-            ("What it rests on", self.assumptions),
+            ("Not tried", self.untried),
+            ("What it rests on", self._tried),
             ("Notes", self.notes),
         ):
             if items:
@@ -225,7 +238,8 @@ def make_guarantee(
     """What may be said about a composition at `delta`.
 
     `accountant` None means `pld`, or `rdp` where no distribution is known. `reasons` are the caller's own
-    grounds for *none*, such as a value that left the training loop unnoised. A composition that only
+    grounds for *none*, such as a value that left the training loop unnoised; `untried` is what could not be
+    tried, `notes` what else a reader should know. A composition that only
     this accountant refuses raises `AccountingError`; one that no proof covers gives a guarantee of *none*.
     """
     # Imported here so that reading and recording events needs no numerical library.
@@ -243,15 +257,17 @@ def make_guarantee(
     )
     why = tuple(dict.fromkeys((*reasons, *uncovered_reasons(releases), *filter(None, refusals))))
     sampling = "; ".join(describe(event, count) for event, count in releases) or "nothing"
+    untried, notes = tuple(dict.fromkeys(untried)), tuple(dict.fromkeys(notes))
     if why:
-        claimed = _claimed(releases)
+        # A claim stands for what no proof covers. Where the loop did something else, nobody claims anything.
+        claimed = _claimed(releases) if uncovered_reasons(releases) else None
         try:
             claim = None if claimed is None else chosen.epsilon(claimed, delta, neighbours).epsilon
         except AccountingError:
             claim = None  # the claim is about something this accountant does not know: no number beside it
         return Guarantee(
             None, delta, neighbours, name, sampling, unit, None, tuple(assumptions), why,
-            claim if claim is not None and math.isfinite(claim) else None, untried=tuple(untried), notes=tuple(notes),
+            claim if claim is not None and math.isfinite(claim) else None, notes, untried,
         )  # fmt: skip
     spent = chosen.epsilon(releases, delta, neighbours)
     fixed = FIXED_BEFOREHAND
@@ -261,9 +277,10 @@ def make_guarantee(
     if not math.isfinite(spent.epsilon):
         too_small = f"no finite epsilon was found at delta {delta:g}: it is too small for these releases"
         return Guarantee(
-            None, delta, neighbours, spent.accountant, sampling, unit, None, rests_on, (too_small,)
-        )
+            None, delta, neighbours, spent.accountant, sampling, unit, None, rests_on, (too_small,),
+            notes=notes, untried=untried,
+        )  # fmt: skip
     return Guarantee(
         spent.epsilon, delta, neighbours, spent.accountant, sampling, unit, spent.order, rests_on,
-        notes=(*spent.notes, *notes), untried=tuple(untried),
+        notes=tuple(dict.fromkeys((*spent.notes, *notes))), untried=untried,
     )  # fmt: skip

@@ -4,9 +4,10 @@ A run reserves releases, has the reservation on the disk, and only then releases
 runs, so tuning on private data is charged too.
 
 Guarantee: after a crash at any point the ledger holds at least what was released, and at most one reservation
-(`MOST_RESERVED` releases) more. A run that did not close is charged in full for what it reserved. A ledger
-that was edited, truncated, or belongs to another dataset, plan or neighbouring relation is refused with the
-reason, and nothing in it is overwritten.
+(`MOST_RESERVED` releases) more, or the rest of the plan where a number of steps was planned. A run that did
+not close is charged in full for what it reserved. A ledger that was edited, truncated, or belongs to another
+dataset, plan, neighbouring relation or shared budget is refused with the reason, and nothing in it is
+overwritten.
 
 A run's seed, if it has one, is remembered as a keyed fingerprint and refused a second time. The key is in the
 ledger: whoever holds the ledger can find a seed of few bits by trying. Noise without a seed is the normal
@@ -15,31 +16,30 @@ case.
 
 from __future__ import annotations
 
+import copy
 import hmac
 import json
 import operator
 import os
 import secrets
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from adadp.accounting.books import JSON, VERSION, Refusal, RunSummary, on_record, planned_steps
 from adadp.accounting.budget import Allowance, Budget
 from adadp.accounting.chain import Chain, Record, canonical_json
 from adadp.accounting.composition import Canonical, canonical
-from adadp.accounting.events import Event, Neighbours, event_from_json, event_to_json
+from adadp.accounting.events import Event, Neighbours, Uncovered, event_to_json
+from adadp.accounting.reading import ReadableLedger
+from adadp.accounting.remarks import Remarks
 from adadp.accounting.run import MOST_RESERVED, Run
-from adadp.errors import ConfigurationError, LedgerError
+from adadp.accounting.shared import FilterLimit, Limit, Limits, PlanLimit, fix_order
+from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, spending_from_json
+from adadp.errors import BudgetExhaustedError, ConfigurationError, LedgerError
 
-if TYPE_CHECKING:
-    from adadp.accounting.guarantee import Guarantee
+Result = TypeVar("Result")
 
 __all__ = ["MOST_RESERVED", "Budget", "Ledger", "Run", "RunSummary", "dataset_fingerprint"]
-
-JSON = Any
-_VERSION = 1
 
 
 def dataset_fingerprint(content: Iterable[bytes], key: bytes) -> str:
@@ -56,171 +56,70 @@ def dataset_fingerprint(content: Iterable[bytes], key: bytes) -> str:
     return "hmac-sha256:" + digest.hexdigest()
 
 
-@dataclass
-class RunSummary:
-    """What the ledger knows of one run. `reserved` is what it is charged for."""
-
-    id: str
-    plan: dict[str, JSON]
-    resumes: str | None = None
-    reserved: dict[Event, int] = field(default_factory=dict)
-    closed: bool = False
-
-
-class Ledger:
+class Ledger(ReadableLedger):
     """Every release on one dataset. `path` None keeps it in memory: nothing then survives the process."""
 
-    def __init__(
-        self,
-        path: str | Path | None = None,
-        *,
-        dataset: str | None = None,
-        neighbours: Neighbours | None = Neighbours.ADD_REMOVE,
-    ) -> None:
-        self._facts = {}  # SHIM
-        """Open, and verify if it exists. A new file is written by the first `start` and needs a `dataset`.
+    # ---- spending that follows weights -----------------------------------------------------------------------------
 
-        `dataset` is a declared name or a `dataset_fingerprint`. `neighbours` None takes what the file says,
-        or what the first run's plan says under "neighbours".
+    def inherit(self, spending: Any) -> None:
+        """Charge what weights cost that are about to be trained on here: `spending` of another ledger, or of this.
+
+        A run that is here already is not charged again; of a run that comes a second time with larger counts the
+        larger ones are kept. A run on another dataset is kept apart. `LedgerError` where it cannot be read, or where
+        unit or neighbouring relation differ; `BudgetExhaustedError` where this ledger's shared budget does not hold
+        it. Then nothing was recorded, and the weights must not be used.
         """
-        self.path = None if path is None else Path(path)
-        self.dataset, self.neighbours = dataset, None if neighbours is None else Neighbours(neighbours)
-        self._chain = None if self.path is None else Chain(self.path)
-        self._key = b""
-        self._summaries: dict[str, RunSummary] = {}
-        self._seeds: set[str] = set()
-        self._open: dict[str, Run] = {}
-        self._mutex = threading.RLock()
-        self._owner = os.getpid()
-        if self._chain is not None and self._chain.exists():
-            self._replay(self._chain.read())
+        try:
+            runs = spending_from_json(spending)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise LedgerError(
+                f"what these weights cost cannot be read: {error}. They cannot be trained on, because nothing could "
+                "be said about the result: load a checkpoint as it was saved"
+            ) from None
+        self._require_owner()
+        if runs:
+            self._writing(lambda: self._inherit(runs))
 
-    # -- reading
-    # ------------------------------------------------------------------------------------------------
-
-    def _refuse(self, reason: str) -> LedgerError:
-        name = self.path or "(in memory)"
-        return LedgerError(f"the ledger {name} is refused: {reason}. Nothing was changed")
-
-    def _replay(self, records: Sequence[Record]) -> None:
-        """Rebuild what the ledger knows from its records."""
-        self._summaries, self._seeds, self._key = {}, set(), b""
-        for number, record in enumerate(records, 1):
-            try:
-                self._apply(record)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise self._refuse(f"record {number} makes no sense ({error})") from None
-
-    def _apply(self, record: Record) -> None:
-        kind = record["kind"]
-        if (kind == "ledger") == bool(self._key):
-            raise ValueError("a ledger has one header, at its start")
-        if kind == "ledger":
-            self._apply_header(record)
-        elif kind == "run":
-            relation = Neighbours(record["neighbours"])
-            self._settle_neighbours(relation)
-            summary = RunSummary(record["run"], record["plan"], record["resumes"])
-            self._summaries[summary.id] = summary
-            if record["seed"] is not None:
-                self._seeds.add(record["seed"])
-        elif kind == "reserve":
-            event, count = event_from_json(record["event"]), int(record["count"])
-            summary = self._summaries[record["run"]]
-            reserved = summary.reserved
-            if count < 1 or summary.closed:
-                raise ValueError("a reservation of nothing, or after the run closed")
-            reserved[event] = reserved.get(event, 0) + count
-        elif kind == "give-back":
-            self._apply_unused(record)
-        elif kind == "close":
-            self._apply_unused(record)
-            self._summaries[record["run"]].closed = True
-        else:
-            raise ValueError(f"a record of kind {kind!r}, perhaps from a later version")
-
-    def _apply_header(self, record: Record) -> None:
-        if record["version"] != _VERSION:
-            raise self._refuse(f"it is of version {record['version']}, not {_VERSION}")
-        if self.dataset is not None and record["dataset"] != self.dataset:
-            raise self._refuse(f"it belongs to the dataset {record['dataset']!r}, not to {self.dataset!r}")
-        self.dataset = record["dataset"]
-        if record["neighbours"] is not None:
-            self._settle_neighbours(Neighbours(record["neighbours"]))
-        self._key = bytes.fromhex(record["key"])
-
-    def _settle_neighbours(self, relation: Neighbours) -> None:
-        if self.neighbours is not None and self.neighbours is not relation:
-            raise self._refuse(f"it holds guarantees for {relation} neighbours, not for {self.neighbours}")
-        self.neighbours = relation
-
-    def _apply_unused(self, record: Record) -> None:
-        summary = self._summaries[record["run"]]
-        if summary.closed:
-            raise ValueError(f"{summary.id} is closed already")
-        for value, count in record["unused"]:
-            event = event_from_json(value)
-            if not 0 <= count <= summary.reserved.get(event, 0):
-                raise ValueError(f"{summary.id} gives back more than it reserved")
-            summary.reserved[event] -= count
-
-    @property
-    def runs(self) -> tuple[RunSummary, ...]:
-        """Every run, oldest first."""
-        with self._mutex:
-            self._refresh()
-            return tuple(self._summaries.values())
-
-    def _refresh(self) -> None:
-        """Read the file again unless this process holds it: another one may have charged since."""
-        if self._chain is None or (self._chain.locked and os.getpid() == self._owner):
+    def _inherit(self, runs: Sequence[CarriedRun]) -> None:
+        try:
+            news = self._books.news(runs, self._exact)
+        except Refusal as reason:
+            raise self._refuse(reason) from None
+        if not news:
             return
-        if self._summaries or self._chain.exists():
-            self._replay(self._chain.read())
+        for run in self._open.values():  # what they reserved was within their budgets as they were
+            run._trim()
+        self._admit(news)
+        self._append({"kind": "inherit", "runs": [run.to_json() for run in news]})
 
-    def composition(self) -> Canonical:
-        """Everything charged, over all runs. Runs that died are charged for all that they reserved."""
-        with self._mutex:
-            self._refresh()
-            return self._composition(without=None)
+    def _admit(self, news: Sequence[CarriedRun]) -> None:
+        """Hold what is inherited against the shared budget, if there is one."""
+        books = self._books
+        here = [run for run in news if run.same_as(books.dataset) and run.counts]
+        if books.budget is None or not here:
+            return
+        counts = [pair for run in here for pair in run.counts]
+        for event, _ in counts:
+            if isinstance(event, Uncovered):
+                raise self._refuse(f"a shared budget cannot be kept over what no proof covers ({event.reason})")
+        if books.one_plan is not None:
+            raise self._refuse(f"{self._one_plan_text()}, and these weights were paid for by other runs")
+        relation = books.neighbours or here[0].neighbours
+        order = books.order
+        if order is None:  # as before a release: nothing of this ledger's own has been released yet
+            order = fix_order(max(counts, key=lambda pair: pair[1])[0], books.budget, relation)
+        then = copy.copy(books)
+        then.order, then.carried = order, {**books.carried, **{run.uid: run for run in here}}
+        limit = FilterLimit(books.budget, order, relation)
+        if not limit.certify(dict(canonical(then.pairs(on_record)))):
+            raise BudgetExhaustedError(
+                f"{limit} does not hold what these weights cost: they cannot be trained on under it. Use a ledger "
+                "with a larger budget, or none"
+            )
+        if books.order is None:
+            self._append({"kind": "order", "order": order})
 
-    def _composition(self, without: str | None) -> Canonical:
-        pairs: list[tuple[Event, int]] = []
-        for summary in self._summaries.values():
-            if summary.id == without:
-                continue
-            live = self._open.get(summary.id) if os.getpid() == self._owner else None
-            pairs.extend((summary.reserved if live is None else live.charged()).items())
-        return canonical(pairs)
-
-    def _reserved_beside(self, run: str) -> Canonical:
-        """What all runs but one may have released by the time that they are asked again."""
-        others = (summary for summary in self._summaries.values() if summary.id != run)
-        return canonical([pair for summary in others for pair in summary.reserved.items() if pair[1]])
-
-    def _trim(self, run: str) -> bool:
-        """Have the other open runs give back what they reserved and did not use. True if any did."""
-        others = [other for name, other in self._open.items() if name != run]
-        return sum(other._trim() for other in others) > 0
-
-    def _unsettle(self, run: str, allowance: Allowance | None) -> None:
-        """Before `run` reserves within `allowance`: have open runs under other budgets give back what they
-        did not use, so that their next release is held against their budget again.
-        """
-        for name, other in self._open.items():
-            theirs = other._allowance
-            if name != run and theirs is not None and not (allowance and allowance.covers(theirs)):
-                other._trim()
-
-    def guarantee(self, delta: float, **options: Any) -> Guarantee:
-        """What may be said about everything in this ledger. `options` as for `make_guarantee`."""
-        from adadp.accounting.guarantee import make_guarantee
-
-        options.setdefault("neighbours", self.neighbours or Neighbours.ADD_REMOVE)
-        return make_guarantee(self.composition(), delta, **options)
-
-    # -- writing
-    # ------------------------------------------------------------------------------------------------
+    # ---- writing ---------------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -230,42 +129,57 @@ class Ledger:
         budget: Budget | None = None,
         accountant: str = "pld",
         resume: str | None = None,
+        assumptions: Sequence[str] = (),
+        reasons: Sequence[str] = (),
+        untried: Sequence[str] = (),
     ) -> Run:
         """Begin a run. Its releases are charged through the `Run`, each before it happens.
 
-        `plan` is plain JSON that says what the run means to do; "steps" in it lets messages say how many were
-        left out. `budget` bounds everything in the ledger together, by `accountant`. `resume` is the id of a
-        run that this one continues: its plan has to be the same, and what it reserved stays charged.
+        `plan` is plain JSON that says what the run means to do. "steps" in it is a number of steps that is charged
+        from the first step on, made or not (`planned`); "unit" is the unit of privacy, "one example" unless given.
+        `budget` bounds everything in the ledger together, by `accountant`, for plans declared together. `resume` is
+        the id of a run that this one continues: its plan has to be the same, and what it reserved stays charged.
+        `assumptions`, `reasons` for *none*, and what was `untried` are kept and printed by every guarantee.
         """
+        self._require_owner()
+        remarks = Remarks.of(assumptions, reasons, untried)
+        return self._writing(lambda: self._start(dict(plan), seed, budget, accountant, resume, remarks))
+
+    def _require_owner(self) -> None:
         if os.getpid() != self._owner:
             raise LedgerError("a ledger belongs to the process that opened it: open it again in this one")
-        with self._mutex:
-            taken = self._lock()
-            try:
-                return self._start(dict(plan), seed, budget, accountant, resume)
-            except BaseException:
-                if taken and not self._open:
-                    self._unlock()
-                raise
 
-    def _lock(self) -> bool:
-        """Hold the file for writing; True if this call took it."""
+    def _writing(self, work: Callable[[], Result]) -> Result:
+        """Do `work` while the file is held, and let go of it afterwards unless a run is open."""
+        with self._mutex:
+            self._lock()
+            try:
+                return work()
+            finally:
+                if not self._open:
+                    self._unlock()
+
+    def _lock(self) -> None:
+        """Hold the file for writing."""
         if self._chain is None:
-            if not self._key:
-                self._apply(self._header())
-            return False
+            if not self._books.key:
+                self._books.apply(self._header())
+            return
         if self._chain.locked:
-            return False
+            return
         if not self._chain.exists():
             self._require_dataset()  # before a file is made
-        self._replay(self._chain.lock())
+        self._replay_locked(self._chain)
+
+    def _replay_locked(self, chain: Chain) -> None:
+        records = chain.lock()
         try:
-            if not self._key:
+            self._replay(records)
+            if not self._books.key:
                 self._append(self._header())
         except BaseException:
             self._unlock()
             raise
-        return True
 
     def _unlock(self) -> None:
         if self._chain is not None:
@@ -282,18 +196,24 @@ class Ledger:
         self._require_dataset()
         return {
             "kind": "ledger",
-            "version": _VERSION,
+            "version": VERSION,
             "dataset": self.dataset,
             "neighbours": self.neighbours,
             "key": secrets.token_hex(32),
+            "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
         }
 
     def _append(self, record: Record) -> None:
         """On the disk first, then in memory."""
         with self._mutex:
-            if self._chain is not None:
-                self._chain.append(record)
-            self._apply(record)
+            if self._books.version == 1 and self._books.key:
+                self._write({"kind": "upgrade", "version": VERSION})
+            self._write(record)
+
+    def _write(self, record: Record) -> None:
+        if self._chain is not None:
+            self._chain.append(record)
+        self._books.apply(record)
 
     def _start(
         self,
@@ -302,62 +222,155 @@ class Ledger:
         budget: Budget | None,
         accountant: str,
         resume: str | None,
+        remarks: Remarks,
     ) -> Run:
         plan = json.loads(canonical_json(plan))  # a copy that nobody else can change
-        relation = self.neighbours or Neighbours(plan.get("neighbours", Neighbours.ADD_REMOVE))
-        if plan.get("neighbours", relation) != relation:
-            asked = plan["neighbours"]
-            raise self._refuse(f"it holds guarantees for {relation} neighbours, the plan is for {asked}")
+        relation, unit = self._relation(plan), self._unit(plan)
         fingerprint = None if seed is None else self._fingerprint(seed)
-        if fingerprint in self._seeds:
+        if fingerprint in self._books.seeds:
             raise LedgerError(
                 "this seed has been used in this ledger: the same noise twice protects nothing. Leave the "
                 "seed out, or take a new one; a resumed run needs a new one too"
             )
-        before = self._resumed(resume, plan)
+        self._require_resumable(resume, plan)
+        self._require_free(resume)
         if budget is not None:
             from adadp.accounting.accountants import get_accountant
 
-            get_accountant(accountant).check(self._composition(None), relation)
-        name = f"run-{len(self._summaries) + 1}"
+            get_accountant(accountant).check(self._books.pairs(self._exact), relation)
+        name, uid = f"run-{len(self._books.runs) + 1}", secrets.token_hex(16)
         self._append(
             {
                 "kind": "run",
                 "run": name,
+                "uid": uid,
                 "plan": plan,
                 "resumes": resume,
                 "neighbours": relation,
+                "unit": unit,
                 "seed": fingerprint,
                 "budget": None if budget is None else [budget.epsilon, budget.delta],
                 "accountant": accountant,
+                **remarks.to_json(),
             }
         )
-        allowance = None
-        if budget is not None:
-            allowance = Allowance(budget, accountant, relation, self._composition(without=name))
-        steps = plan.get("steps")
-        planned = steps if isinstance(steps, int) and not isinstance(steps, bool) else None
-        run = Run(self, name, allowance, planned, before, durable=self._chain is not None)
+        allowance = None if budget is None else Allowance(budget, accountant, relation)
+        run = Run(
+            self, name, uid, allowance, planned_steps(plan), self._books.before(name), durable=self._chain is not None
+        )
         self._open[name] = run
         return run
 
-    def _fingerprint(self, seed: int) -> str:
-        return hmac.new(self._key, f"seed {operator.index(seed)}".encode(), "sha256").hexdigest()
+    def _relation(self, plan: Mapping[str, JSON]) -> Neighbours:
+        relation = self.neighbours or Neighbours(plan.get("neighbours", Neighbours.ADD_REMOVE))
+        if plan.get("neighbours", relation) != relation:
+            asked = plan["neighbours"]
+            raise self._refuse(f"it holds guarantees for {relation} neighbours, the plan is for {asked}")
+        return relation
 
-    def _resumed(self, resume: str | None, plan: dict[str, JSON]) -> int:
-        """How many steps of the plan were reserved by the runs that this one continues."""
-        steps = 0
+    def _unit(self, plan: Mapping[str, JSON]) -> str | None:
+        unit = plan.get("unit")
+        if unit is not None and (not isinstance(unit, str) or not unit.strip()):
+            raise ConfigurationError(f"a plan's unit must be a text such as 'one example', not {unit!r}")
+        if self._books.unit not in (None, unit or DEFAULT_UNIT):
+            raise self._refuse(f"it protects {self._books.unit!r}, and the plan {unit or DEFAULT_UNIT!r}")
+        return unit
+
+    def _fingerprint(self, seed: int) -> str:
+        return hmac.new(self._books.key, f"seed {operator.index(seed)}".encode(), "sha256").hexdigest()
+
+    def _require_resumable(self, resume: str | None, plan: dict[str, JSON]) -> None:
         while resume is not None:
-            summary = self._summaries.get(resume)
+            summary = self._books.runs.get(resume)
             if summary is None:
                 raise self._refuse(f"it has no run {resume!r} to resume")
             if resume in self._open:
                 raise self._refuse(f"{resume} is still open and cannot be resumed")
             if canonical_json(summary.plan) != canonical_json(plan):
                 raise self._refuse(f"{resume} belongs to another plan: {_difference(summary.plan, plan)}")
-            steps += sum(count for event, count in summary.reserved.items() if Run.is_step(event))
             resume = summary.resumes
-        return steps
+
+    def _goes_on(self, run: str | None) -> bool:
+        """Whether this run is the one that has all of the shared budget, or continues it."""
+        plan = self._books.one_plan
+        if plan is None or run is None:
+            return False
+        return run == plan.run or any(each.id == plan.run for each in self._books.ancestors(run))
+
+    def _require_free(self, resume: str | None) -> None:
+        if self._books.one_plan is not None and not self._goes_on(resume):
+            raise self._refuse(
+                f"{self._one_plan_text()}. Resume that run, or start a ledger of its own for this one, whose cost then "
+                "comes on top; a larger budget (or fewer steps of the first run) leaves room for several runs"
+            )
+
+    def _one_plan_text(self) -> str:
+        plan = self._books.one_plan
+        assert plan is not None
+        return (
+            f"all of its shared budget belongs to the plan of {plan.run} ({plan.steps:,} steps by the "
+            f"{plan.accountant} accountant), which leaves nothing that may be chosen later"
+        )
+
+    # ---- what runs ask ---------------------------------------------------------------------------------------------
+
+    def _beside(self, run: str, *, step: bool) -> Canonical:
+        """What everything but one run may have released by the time that it is asked again; `step` if it is about
+        to take a step, and with it over what is left of a plan that it resumes.
+        """
+        return canonical(self._books.pairs(on_record, without=run, going_on=run if step else None))
+
+    def _limits(self, run: Run, event: Event) -> Limits | None:
+        """What bounds a run. If nothing has been released yet, settle here how a shared budget is kept."""
+        self._settle_shared(run, event)
+        shared = self._shared_limit(run)
+        parts: list[Limit] = [part for part in (shared, run._allowance) if part is not None]
+        return Limits(parts) if parts else None
+
+    def _shared_limit(self, run: Run) -> Limit | None:
+        if self._books.one_plan is not None:
+            return PlanLimit(self._books.one_plan, mine=self._goes_on(run.id))
+        return None if self._books.order is None else self._filter()
+
+    def _settle_shared(self, run: Run, event: Event) -> None:
+        books = self._books
+        if books.budget is None or books.neighbours is None or books.order is not None or books.one_plan is not None:
+            return
+        steps, mine = run._to_come(event), run._allowance
+        order, refusal = None, None
+        try:
+            order = fix_order(event, books.budget, books.neighbours)
+        except BudgetExhaustedError as error:
+            refusal = error
+        held = order is not None and (
+            steps is None or FilterLimit(books.budget, order, books.neighbours).certify({event: steps})
+        )
+        whole = mine is not None and mine.budget == books.budget and not books.pairs(on_record)
+        if not held and whole and steps is not None and mine is not None and mine.certify({event: steps}):
+            plan = {"event": event_to_json(event), "steps": steps, "accountant": mine.accountant}
+            self._append({"kind": "one-plan", "run": run.id, **plan})
+        elif refusal is not None:
+            raise refusal
+        else:
+            self._append({"kind": "order", "order": order})
+
+    def _trim(self, run: str) -> bool:
+        """Have the other open runs give back what they reserved and did not use. True if any did."""
+        others = [other for name, other in self._open.items() if name != run]
+        return sum(other._trim() for other in others) > 0
+
+    def _unsettle(self, run: str, limits: Limits | None) -> None:
+        """Before `run` reserves within `limits`: have open runs under other budgets give back what they
+        did not use, so that their next release is held against their budget again.
+        """
+        for name, other in self._open.items():
+            theirs = other._limits
+            if name != run and theirs is not None and not (limits and limits.covers(theirs)):
+                other._trim()
+
+    def _cut_plan(self, run: str, steps: int) -> None:
+        """The budget holds only so many steps of the plan, fixed before they begin: no more are charged."""
+        self._append({"kind": "plan", "run": run, "steps": steps})
 
     def _reserve(self, run: str, event: Event, count: int) -> None:
         self._append({"kind": "reserve", "run": run, "event": event_to_json(event), "count": count})
@@ -366,6 +379,18 @@ class Ledger:
         """Lower the run's reservations by what it did not release."""
         rows = [[event_to_json(event), count] for event, count in unused.items()]
         self._append({"kind": kind, "run": run, "unused": rows})
+
+    def _note(self, run: str, remarks: Remarks) -> None:
+        """Keep what is new of `remarks`. The run may have ended: what is found out late counts too."""
+        with self._mutex:
+            if remarks.without(self._books.runs[run].remarks):
+                self._require_owner()
+                self._writing(lambda: self._write_note(run, remarks))
+
+    def _write_note(self, run: str, remarks: Remarks) -> None:
+        new = remarks.without(self._books.runs[run].remarks)  # another process may have noted some of it meanwhile
+        if new:
+            self._append({"kind": "note", "run": run, **new.to_json()})
 
     def _closed(self, run: str, unused: Mapping[Event, int]) -> None:
         """End the run: lower its reservations and let go of the file if no other run is open."""
@@ -376,17 +401,6 @@ class Ledger:
                 self._open.pop(run, None)
                 if not self._open:
                     self._unlock()
-
-    assumptions = property(lambda self: tuple(self._facts.get("assumptions", {})))
-    reasons = property(lambda self: tuple(self._facts.get("reasons", {})))
-    untried = property(lambda self: tuple(self._facts.get("untried", {})))
-    notes = property(lambda self: tuple(self._facts.get("notes", {})))
-
-    def spending(self):
-        return {}
-
-    def inherit(self, spent):
-        pass
 
     def close(self) -> None:
         """Close every open run."""

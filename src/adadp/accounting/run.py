@@ -1,7 +1,7 @@
 """One run's side of a ledger: charge before each release, in microseconds.
 
-Guarantee: when `charge` returns, the release is on the disk's record and within the budget. When it raises,
-the release must not happen.
+Guarantee: when `charge` returns, the release is on the disk's record and within the budget, and so is the
+rest of the plan where a number of steps was planned (`planned`). When it raises, the release must not happen.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import atexit
 import math
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from adadp.accounting.budget import Allowance
-from adadp.accounting.events import Event, Gaussian, RenyiBlock
+from adadp.accounting.events import Event
+from adadp.accounting.planned import as_planned, dearest, is_step, steps_in
+from adadp.accounting.remarks import Remarks
+from adadp.accounting.shared import Limits
 from adadp.errors import BudgetExhaustedError, ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -34,15 +38,20 @@ class Run:
         self,
         ledger: Ledger,
         name: str,
+        uid: str,
         allowance: Allowance | None,
         planned: int | None,
         before: int,
         *,
         durable: bool,
     ) -> None:
-        self.id = name
+        self.id, self.uid = name, uid
         self._ledger, self._allowance, self._durable = ledger, allowance, durable
         self._planned, self._before = planned, before
+        self._target = planned  # what of the plan the budget holds
+        self._limits: Limits | None = None
+        self._certified_with: object = None
+        self._certified: set[tuple[Event, Event]] = set()
         self._left: dict[Event, int] = {}
         self._reserved: dict[Event, int] = {}
         self._owner = os.getpid()
@@ -53,11 +62,6 @@ class Run:
         self._charged_then = 0
         if durable:
             atexit.register(self.close)
-
-    @staticmethod
-    def is_step(event: Event) -> bool:
-        """Whether the event counts towards a plan's "steps": preprocessing and filters do not."""
-        return not isinstance(event, Gaussian | RenyiBlock)
 
     def charge(self, event: Event, count: int = 1) -> None:
         """Charge `count` releases that are about to happen.
@@ -86,67 +90,116 @@ class Run:
             return LedgerError(f"{self.id} is closed: start another run to release more")
         return LedgerError(f"{self.id} belongs to another process: only the one that started it may charge")
 
-    def note(self, *, assumptions=(), reasons=(), untried=(), notes=()) -> None:  # SHIM
-        for key, texts in (("assumptions", assumptions), ("reasons", reasons), ("untried", untried), ("notes", notes)):
-            for text in texts:
-                self._ledger._facts.setdefault(key, {})[text] = None
-
     def charged(self) -> dict[Event, int]:
         """How often each event was charged by this run."""
         with self._mutex:
             return {event: count - self._left.get(event, 0) for event, count in self._reserved.items()}
 
-    def _steps(self) -> int:
-        return sum(count for event, count in self.charged().items() if self.is_step(event))
+    def note(
+        self,
+        *,
+        assumptions: Sequence[str] = (),
+        reasons: Sequence[str] = (),
+        untried: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Keep what came up about this run, durably, for every guarantee over its ledger. What is known is not written.
+
+        A reason makes all of them *none*. It may come after the run has closed: the ledger is then held for the
+        moment that it takes, and `LedgerError` says if another run holds it.
+        """
+        self._ledger._note(self.id, Remarks.of(assumptions, reasons, untried, notes))
+
+    def spending(self) -> dict[str, Any]:
+        """What weights trained in this run have cost: `Ledger.spending`, because runs build on one another."""
+        return self._ledger.spending()
 
     def _to_come(self, event: Event) -> int | None:
         """How many more of `event` the plan foresees beyond what is reserved; None if it foresees none."""
-        if self._planned is None or not self.is_step(event):
+        if self._target is None or not is_step(event):
             return None
-        reserved = sum(count for each, count in self._reserved.items() if self.is_step(each))
-        return max(0, self._planned - self._before - reserved) or None
+        return max(0, self._target - self._before - steps_in(self._reserved)) or None
 
     def _reserve(self, event: Event, wanted: int) -> None:
         """Have at least `wanted` of `event` reserved and unused, on the disk, before any of them happens."""
         self._choose_size()
-        to_come = self._to_come(event)
-        count = need = wanted - self._left.get(event, 0)
-        if self.is_step(event):  # the others are rare and dear: never reserved in excess
-            unused = sum(self._left.values())
-            count = max(need, min(self._size, MOST_RESERVED - unused, to_come or MOST_RESERVED))
         with self._ledger._mutex:  # runs that share a budget must not find the same room
-            if self._allowance is not None:
-                count = self._within_budget(self._allowance, event, wanted, count, to_come)
-            self._ledger._unsettle(self.id, self._allowance)
+            if self._limits is None:
+                self._limits = self._ledger._limits(self, event)
+            count = need = wanted - self._left.get(event, 0)
+            if is_step(event):  # the others are rare and dear: never reserved in excess
+                unused, to_come = sum(self._left.values()), self._to_come(event)
+                count = max(need, min(self._size, MOST_RESERVED - unused, to_come or MOST_RESERVED))
+            if self._limits is not None:
+                count = self._within_budget(self._limits, event, wanted, count)
+            self._ledger._unsettle(self.id, self._limits)
             start = time.perf_counter()
+            if self._closed:  # by a signal's handler: a reservation after the end would make the file unreadable
+                raise self._unusable()
             self._ledger._reserve(self.id, event, count)
         self._reserved[event] = self._reserved.get(event, 0) + count
         self._left[event] = self._left.get(event, 0) + count
         self._since = time.perf_counter()
         self._sync_time = self._since - start
 
-    def _within_budget(
-        self, allowance: Allowance, event: Event, wanted: int, count: int, to_come: int | None
-    ) -> int:
+    def _within_budget(self, limits: Limits, event: Event, wanted: int, count: int) -> int:
         """How many to reserve on top of what this run and all others have reserved: enough for `wanted`, `count`
-        if there is room.
+        if there is room. If that is the first step of a plan, there is room for all of it, or it is cut to what fits.
         """
         need = wanted - self._left.get(event, 0)
-        allowance.beside(self._ledger._reserved_beside(self.id))
-        room = allowance.room(event, self._reserved, need, to_come)
+        step = is_step(event)
+        limits.beside(self._ledger._beside(self.id, step=step))
+        room = self._room(limits, event, need)
         if room < need and any(self._left.values()):
             # Reservations of other kinds that were not used must not stand in the way. What was left of this kind
             # goes back with them, so all that is wanted is needed.
             self._give_back()
             need = wanted
-            room = allowance.room(event, self._reserved, need, to_come)
-        if room < need and self._ledger._trim(self.id):
+            room = self._room(limits, event, need)
+        planned = self._planned_room(event, need)
+        if room < (planned or need) and self._ledger._trim(self.id):
             # Nor must those of other runs. From here on they take turns: none is to reserve more than it needs.
-            allowance.beside(self._ledger._reserved_beside(self.id))
-            room = min(need, allowance.room(event, self._reserved, need, to_come))
+            limits.beside(self._ledger._beside(self.id, step=step))
+            room = self._room(limits, event, need)
+            room = room if planned else min(need, room)
         if room < need:
-            raise BudgetExhaustedError(self._exhausted(event))
+            raise BudgetExhaustedError(self._exhausted(limits, event))
+        if planned is not None and room < planned:
+            # How many steps there will be is fixed here by the budget, and by kinds of steps that were fixed
+            # beforehand: not by anything that this plan has released.
+            self._target = self._before + steps_in(self._reserved) + room
+            self._ledger._cut_plan(self.id, self._target)
         return max(need, min(count, room))
+
+    def _planned_room(self, event: Event, need: int) -> int | None:
+        """How many more steps the plan needs room for; None if `need` steps are none of it or exceed it."""
+        to_come = self._to_come(event)
+        return None if to_come is None or need > to_come else to_come
+
+    def _room(self, limits: Limits, event: Event, need: int) -> int:
+        """How many more of `event` fit: at least `need`, or 0. Within a plan, together with the rest of it."""
+        to_come = self._planned_room(event, need)
+        if to_come is None:
+            held = self._reserved if is_step(event) else as_planned(self._reserved, self._own_target())
+            return limits.room(event, held, need)
+        kinds = [each for each, count in self._reserved.items() if count and is_step(each)]
+        dear = dearest([*kinds, event])
+        others = tuple(pair for pair in self._reserved.items() if not is_step(pair[0]))
+        if self._certified_with != (limits.spent, self._target, others):
+            self._certified_with, self._certified = (limits.spent, self._target, others), set()
+        if (dear, event) in self._certified:  # steps that are made cost no more than they counted for before
+            return to_come
+        least = {**self._reserved, event: self._reserved.get(event, 0) + need}
+        whole = {**least, dear: least.get(dear, 0) + to_come - need}
+        if limits.certify(whole):
+            self._certified.add((dear, event))
+            return to_come
+        if not limits.certify(least):
+            return 0
+        return need + limits.most(dear, least, to_come - need)
+
+    def _own_target(self) -> int | None:
+        return None if self._target is None else self._target - self._before
 
     def _give_back(self) -> None:
         """Lower every reservation to what was charged of it. None of what is given back was released."""
@@ -181,12 +234,10 @@ class Run:
         wanted = max(min(wanted, _GROWTH * self._size), charged // _FRACTION, 1)
         self._size = min(wanted, MOST_RESERVED)
 
-    def _exhausted(self, event: Event) -> str:
-        assert self._allowance is not None
-        budget = self._allowance.budget
-        text = f"the budget (epsilon {budget.epsilon:g}, delta {budget.delta:g}) does not allow {event!r}"
-        if self._planned is not None and self.is_step(event):
-            done = self._before + self._steps()
+    def _exhausted(self, limits: Limits, event: Event) -> str:
+        text = f"{limits.tightest} does not allow {event!r}"
+        if self._planned is not None and is_step(event):
+            done = self._before + steps_in(self.charged())
             text += f": {max(0, self._planned - done):,} of {self._planned:,} planned steps were left out"
         return text + ". It did not run; what ran before is within the budget"
 

@@ -13,6 +13,7 @@ from adadp.cli.output import print_list, print_table
 from adadp.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
+    from adadp.accounting.composition import Canonical
     from adadp.accounting.ledger import Ledger
 
 app = typer.Typer(no_args_is_help=True, help="What was released on a dataset, over all runs.")
@@ -42,31 +43,57 @@ def show(
 ) -> None:
     """Every run, and the guarantee of all of them together."""
     from adadp.accounting.events import event_to_json
-    from adadp.accounting.guarantee import describe
 
     ledger = _open(path, None)
     guarantee = ledger.guarantee(delta, accountant=accountant.value if accountant else None)
+    charges = ledger.charges()
     if json_output:
         runs = [
             {
                 "run": run.id,
+                "uid": run.uid,
                 "plan": run.plan,
                 "closed": run.closed,
                 "resumes": run.resumes,
-                "charged": [[event_to_json(event), count] for event, count in run.reserved.items() if count],
+                "charged": [[event_to_json(event), count] for event, count in charges[run.id]],
+                **run.remarks.to_json(),
             }
             for run in ledger.runs
         ]
-        values = {"dataset": ledger.dataset, **guarantee.to_dict(), "runs": runs}
+        budget = None if ledger.budget is None else [ledger.budget.epsilon, ledger.budget.delta]
+        values = {
+            "dataset": ledger.dataset,
+            "shared_budget": budget,
+            **guarantee.to_dict(),
+            "runs": runs,
+            "inherited": [run.to_json() for run in ledger.inherited],
+            "elsewhere": [
+                {"dataset": dataset, "charged": [[event_to_json(event), count] for event, count in releases]}
+                for dataset, releases in ledger.elsewhere
+            ],
+        }
         typer.echo(json.dumps(values, indent=2))
         return
-    rows = [("dataset", str(ledger.dataset))]
-    for run in ledger.runs:
-        charged = "; ".join(describe(event, count) for event, count in run.reserved.items() if count)
-        state = "" if run.closed else " (not closed: charged for all that it reserved)"
-        rows.append((run.id, (charged or "nothing") + state))
-    print_table(f"Ledger {path}", rows)
+    print_table(f"Ledger {path}", _rows(ledger))
     print_list("All runs together", [str(guarantee)])
+
+
+def _rows(ledger: Ledger) -> list[tuple[str, str]]:
+    from adadp.accounting.guarantee import describe
+
+    def words(releases: Canonical) -> str:
+        return "; ".join(describe(event, count) for event, count in releases) or "nothing"
+
+    rows = [("dataset", str(ledger.dataset))]
+    if ledger.budget is not None:
+        rows.append(("shared budget", f"epsilon {ledger.budget.epsilon:g} at delta {ledger.budget.delta:g}"))
+    charges = ledger.charges()
+    for run in ledger.runs:
+        state = "" if run.closed else " (not closed: charged for all that it reserved)"
+        rows.append((run.id, words(charges[run.id]) + state))
+    rows += [(f"inherited {run.uid[:8]}", words(run.counts)) for run in ledger.inherited]
+    rows += [(f"on {dataset}", words(releases) + " (not in the number)") for dataset, releases in ledger.elsewhere]
+    return rows
 
 
 @app.command()

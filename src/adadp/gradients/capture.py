@@ -210,6 +210,13 @@ class Capture:
                     slot.restore()
 
     def _begin_pass(self) -> None:
+        replaced = next((slot.name for slot in self._slots if slot.replaced), None)
+        if replaced is not None:  # putting the watched one back at the end would undo what the user did
+            raise TrainingLoopError(
+                f"{replaced} is not the parameter that was made private: it was replaced or tied since "
+                "(load_state_dict(assign=True), decoder.weight = embedding.weight). Change the model first, then call "
+                "make_private; load weights without assign=True."
+            )
         for slot in self._slots:
             slot.guard()
         # `backward()` accumulates into the anchor, `torch.autograd.grad` does not: only the former commits what

@@ -16,6 +16,12 @@ class Slot:
         self.alias = self.parameter.detach()
         self.sentinel = self.parameter.detach().requires_grad_(self.parameter.requires_grad)
 
+    @property
+    def replaced(self) -> bool:
+        """Whether something else hangs there than the parameter that is watched, or what stands in for it."""
+        there = self.module._parameters.get(self.attribute)
+        return there is not self.parameter and there is not self.alias and there is not self.sentinel
+
     def guard(self) -> None:
         """Put the sentinel in the parameter's place."""
         if self.alias.data_ptr() != self.parameter.data_ptr() or self.alias.dtype != self.parameter.dtype:

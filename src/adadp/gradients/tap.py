@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from adadp.errors import UnsupportedModuleError
 from adadp.gradients.arithmetic import exact_arithmetic
 from adadp.gradients.layer import Layer
 from adadp.gradients.per_example import PerExample
@@ -76,7 +76,26 @@ class Tap(torch.autograd.Function):
         return tensors[:outputs]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.call.staged.append(Record(ctx.call, ctx.saved_tensors, gradients))
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are to be differentiated themselves
+            gradients = tuple(_Once.apply(gradient) for gradient in gradients)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            detached = tuple(gradient.detach() for gradient in gradients)
+            ctx.call.staged.append(Record(ctx.call, ctx.saved_tensors, detached))
         return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
+
+
+class _Once(torch.autograd.Function):
+    """The identity, for gradients that must not be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise UnsupportedModuleError(
+            "a gradient of the private module is differentiated itself (a gradient penalty, create_graph=True): what "
+            "then comes back to its layers is not per example. Leave the term out, or compute it on public inputs "
+            "with a copy of the module."
+        )

@@ -116,8 +116,8 @@ class _Run:
             done += 1
             if private is not None:
                 self._note(private, done)
-                if before is not None and loader is not None and loader.current is not None:
-                    drawn = slice(0, int(loader.current.real))
+                if before is not None and loader is not None and loader.lots.whole is not None:
+                    drawn = slice(0, int(loader.lots.whole.real))
                     self.noted[str(done)] = self._look(private, batch[drawn], targets[drawn], before)
             if done == wanted[len(self.curve)]:
                 self.curve.append((done, self._accuracy()))

@@ -1,0 +1,225 @@
+"""A ledger as it can be read: what was charged, what that rests on, what weights carry on. Nothing here writes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adadp.accounting.books import Books, Refusal, RunSummary
+from adadp.accounting.budget import Budget
+from adadp.accounting.chain import Chain, Record
+from adadp.accounting.composition import Canonical, canonical
+from adadp.accounting.events import Event, Neighbours
+from adadp.accounting.remarks import Remarks
+from adadp.accounting.shared import FilterLimit
+from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, FilterOrigin, spending_to_json
+from adadp.errors import LedgerError
+
+if TYPE_CHECKING:
+    from adadp.accounting.guarantee import Guarantee
+    from adadp.accounting.run import Run
+
+
+class ReadableLedger:
+    """What every ledger can be asked. Open one as `Ledger`."""
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        dataset: str | None = None,
+        neighbours: Neighbours | None = Neighbours.ADD_REMOVE,
+        budget: Budget | None = None,
+    ) -> None:
+        """Open, and verify if it exists. A new file is written by the first `start` and needs a `dataset`.
+
+        `dataset` is a declared name or a `dataset_fingerprint`. `neighbours` None takes what the file says,
+        or what the first run's plan says under "neighbours". `budget` is shared by all runs, which may
+        then be chosen after seeing one another (`shared`). It is fixed when the ledger is made; None takes
+        what the file says.
+        """
+        self.path = None if path is None else Path(path)
+        self._books = Books(dataset, None if neighbours is None else Neighbours(neighbours), budget)
+        self._chain = None if self.path is None else Chain(self.path)
+        self._open: dict[str, Run] = {}
+        self._mutex = threading.RLock()
+        self._owner = os.getpid()
+        if self._chain is not None and self._chain.exists():
+            self._replay(self._chain.read())
+
+    @property
+    def dataset(self) -> str | None:
+        """The name of the data, if it has one."""
+        return self._books.dataset
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        """The relation of everything in it; None until the first run settles it."""
+        return self._books.neighbours
+
+    @property
+    def budget(self) -> Budget | None:
+        """What all runs share, if that was fixed when the ledger was made."""
+        return self._books.budget
+
+    def _refuse(self, reason: object) -> LedgerError:
+        name = self.path or "(in memory)"
+        return LedgerError(f"the ledger {name} is refused: {reason}. Nothing was changed")
+
+    def _replay(self, records: Sequence[Record]) -> None:
+        """Rebuild what the ledger knows from its records."""
+        books = Books(self.dataset, self.neighbours, self.budget)
+        for number, record in enumerate(records, 1):
+            try:
+                books.apply(record)
+            except Refusal as reason:
+                raise self._refuse(reason) from None
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                raise self._refuse(f"record {number} makes no sense ({error})") from None
+        self._books = books
+
+    def _refresh(self) -> Books:
+        """Read the file again unless this process holds it: another one may have charged since."""
+        held = self._chain is None or (self._chain.locked and os.getpid() == self._owner)
+        if self._chain is not None and not held and (self._books.key or self._chain.exists()):
+            self._replay(self._chain.read())
+        return self._books
+
+    def _exact(self, run: RunSummary) -> Mapping[Event, int]:
+        """What a run charged, where this process makes it; otherwise all that it reserved."""
+        live = self._open.get(run.id) if os.getpid() == self._owner else None
+        return run.reserved if live is None else live.charged()
+
+    @property
+    def runs(self) -> tuple[RunSummary, ...]:
+        """Every run, oldest first."""
+        with self._mutex:
+            return tuple(self._refresh().runs.values())
+
+    def composition(self) -> Canonical:
+        """Everything on this dataset as accountants may bound it: own runs and inherited ones.
+
+        Runs that died are charged for all that they reserved, runs that planned a number of steps for that number,
+        and where a privacy filter keeps the ledger's budget all of it together is the filter's whole budget.
+        """
+        with self._mutex:
+            return self._refresh().composition(self._exact)
+
+    def charged(self) -> Canonical:
+        """The releases charged so far, without the rest of any plan. To show progress: no guarantee is made of it."""
+        with self._mutex:
+            books = self._refresh()
+            own = [pair for run in books.runs.values() for pair in self._exact(run).items()]
+            return canonical([*own, *(pair for run in books.inherited() for pair in run.counts)])
+
+    def charges(self) -> dict[str, Canonical]:
+        """What each run of this ledger counts for, by id: as planned where a number of steps was planned."""
+        with self._mutex:
+            charges = self._refresh().charges(self._exact)
+            return {name: canonical(counts) for name, counts in charges.items()}
+
+    @property
+    def inherited(self) -> tuple[CarriedRun, ...]:
+        """Runs on this dataset that were made elsewhere and came with weights."""
+        with self._mutex:
+            return tuple(self._refresh().inherited())
+
+    @property
+    def elsewhere(self) -> tuple[tuple[str | None, Canonical], ...]:
+        """(dataset, releases) of runs on other datasets that came with weights: no part of `composition`."""
+        with self._mutex:
+            found: dict[tuple[str | None, str, str], list[tuple[Event, int]]] = {}
+            for run in self._refresh().elsewhere():
+                found.setdefault((run.dataset, run.neighbours, run.unit), []).extend(run.counts)
+            return tuple((dataset, canonical(pairs)) for (dataset, _, _), pairs in found.items())
+
+    def _remarks(self) -> Remarks:
+        with self._mutex:
+            books = self._refresh()
+            return books.remarks().joined(Remarks(notes=books.notes(self._exact, self._open)))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the runs rest on, inherited ones included."""
+        return self._remarks().assumptions
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why there is no guarantee over this ledger, as far as runs noted it. Uncovered releases have their own."""
+        return self._remarks().reasons
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """What could not be tried before training."""
+        return self._remarks().untried
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else a reader should know."""
+        return self._remarks().notes
+
+    def guarantee(
+        self,
+        delta: float,
+        *,
+        accountant: str | None = None,
+        unit: str | None = None,
+        assumptions: Sequence[str] = (),
+        reasons: Sequence[str] = (),
+        untried: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> Guarantee:
+        """What may be said about everything in this ledger, with the remarks of all its runs and those given here.
+
+        `accountant` None means `pld`, or `rdp` where no distribution is known. What a privacy filter admitted is
+        always accounted for by `rdp`: its price is its whole budget, whatever was used of it. `unit` is the unit that
+        the plans declared ("one example" where they did not).
+        """
+        from adadp.accounting.statement import over
+
+        with self._mutex:
+            given = Remarks.of(assumptions, reasons, untried, notes)
+            remarks = self._remarks().joined(given)
+            return over(self._books, self._exact, remarks, delta, accountant, unit)
+
+    def spending(self) -> dict[str, Any]:
+        """Everything that weights trained under this ledger may depend on, as plain values (`spending`).
+
+        All runs of the ledger are in it and all that they inherited: settings of a run are chosen by earlier ones.
+        Runs with planned steps are in it as planned.
+        """
+        with self._mutex:
+            books = self._refresh()
+            charges = books.charges(self._exact)
+            rows = [
+                CarriedRun(
+                    run.uid,
+                    books.dataset,
+                    run.unit or DEFAULT_UNIT,
+                    books.neighbours or Neighbours.ADD_REMOVE,
+                    canonical(charges[run.id]),
+                    books.remarks_of(run),
+                    self._origin(),
+                )
+                for run in books.runs.values()
+            ]
+            own = {run.uid for run in rows}
+            rows = [run for run in rows if run.counts or run.remarks.reasons]
+            return spending_to_json([*rows, *(run for run in books.carried.values() if run.uid not in own)])
+
+    def _origin(self) -> FilterOrigin | None:
+        books = self._books
+        if books.order is None or books.budget is None:
+            return None
+        block = self._filter().event
+        return FilterOrigin(books.derived("filter"), block.order, block.divergence)
+
+    def _filter(self) -> FilterLimit:
+        books = self._books
+        assert books.budget is not None
+        assert books.order is not None
+        assert books.neighbours is not None
+        return FilterLimit(books.budget, books.order, books.neighbours)
