@@ -401,6 +401,11 @@ class PrivacyEngine:
         return "rdp" if sampling.neighbours == Neighbours.REPLACE_ONE else self.accountant_name
 
     def _open(self) -> Ledger:
+        if observation.watching() and getattr(self._ledger, "path", None) is not None:
+            raise ConfigurationError(
+                "a loop under test must not write into a ledger's file: give the engine the path, ledger='runs.jsonl', "
+                "in place of a Ledger, and the test keeps it in memory"
+            )
         if self._ledger is None:
             # Its relation is what the file says, or what the first run's plan says. A budget is fixed when a ledger is
             # made: then it holds for all runs together, however each was chosen.

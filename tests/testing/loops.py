@@ -65,7 +65,7 @@ def trainer(
     return train
 
 
-# ---- texts ------------------------------------------------------------------------------------------------------------
+# ---- texts ----------------------------------------------------------------------------------------------------------
 
 VOCABULARY = 16
 
@@ -75,9 +75,7 @@ class Texts(Dataset[Tensor]):
 
     def __init__(self, count: int = 40) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.texts = [
-            torch.randint(1, VOCABULARY, (3 + i % 5,), generator=generator) for i in range(count)
-        ]
+        self.texts = [torch.randint(1, VOCABULARY, (3 + i % 5,), generator=generator) for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -140,7 +138,7 @@ def by_length(batch: list[Tensor]) -> Tensor:
     return pad(sorted(batch, key=len, reverse=True))
 
 
-# ---- losses that mix examples -----------------------------------------------------------------------------------------
+# ---- losses that mix examples ---------------------------------------------------------------------------------------
 
 
 def token_mean(model: nn.Module, batch: Any) -> Tensor:
@@ -210,7 +208,7 @@ def over_length(model: nn.Module, batch: Tensor) -> Tensor:
     return (losses.sum(1) / (batch > 0).sum(1).clamp(min=1)).mean()
 
 
-# ---- data that depends on other data ------------------------------------------------------------------------------------
+# ---- data that depends on other data --------------------------------------------------------------------------------
 
 
 class Standardised(Dataset[Any]):
@@ -300,7 +298,7 @@ def mixing_collate(batch: list[Any]) -> Any:
     return inputs + 0.5 * inputs.roll(1, 0), labels
 
 
-# ---- state and steps past the engine ------------------------------------------------------------------------------------
+# ---- state and steps past the engine --------------------------------------------------------------------------------
 
 
 class Centred(nn.Module):

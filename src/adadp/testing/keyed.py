@@ -69,7 +69,7 @@ def seed_everything(*parts: object) -> None:
     """Start the global generators of torch, numpy and Python from `parts`."""
     seed = seed_of(*parts)
     _seed_torch(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the loop under test draws from the global one
+    np.random.seed(seed % 2**32)
     random.seed(seed)
 
 
@@ -83,12 +83,12 @@ def _seed_torch(seed: int) -> None:
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Give the global generators back as they were."""
-    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
     finally:
         torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002
+        np.random.set_state(kept[1])
         random.setstate(kept[2])
 
 

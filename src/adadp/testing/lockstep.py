@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from adadp.accounting.events import Neighbours
+from adadp.accounting.events import Neighbours, RenyiBlock
 from adadp.accounting.guarantee import make_guarantee
 from adadp.errors import ConfigurationError, PrivacyError
-from adadp.testing.held import Change, held
+from adadp.observation import watching
+from adadp.optimizer import OBSERVED
+from adadp.testing.held import Change, held, places_of
 from adadp.testing.made import Example, Surroundings, made, surroundings
 from adadp.testing.result import ROUNDING, Effect, Influence
 from adadp.testing.world import LOTS, World
@@ -53,6 +55,8 @@ def influence(
         ConfigurationError: there is nothing to compare, or an argument has no meaning.
 
     """
+    if watching():
+        raise ConfigurationError("a function under test cannot test another one: call one after the other")
     if lots < 1 or len(dataset) < 2:
         raise ConfigurationError("influence needs at least one lot and a dataset of two examples")
     chosen = _chosen(examples, dataset)
@@ -60,15 +64,17 @@ def influence(
     places = surroundings(dataset)
     unknown = set(wanted or ()) - {each.name for each in places}
     if unknown:
-        raise ConfigurationError(f"among= is one of {', '.join(each.name for each in places)}, not {', '.join(sorted(unknown))}")
+        raise ConfigurationError(
+            f"among= is one of {', '.join(each.name for each in places)}, not {', '.join(sorted(unknown))}"
+        )
     comparison = _Comparison(train, dataset, lots, key)
     effects: list[Effect] = []
     for where in places:
         if wanted is not None and where.name not in wanted:
             continue
-        for example in chosen:
-            if where.examples is None or example.name in where.examples or not example.made:
-                effects.append(comparison.effect(example, where))
+        here = where.examples
+        tried = [each for each in chosen if here is None or each.name in here or not each.made]
+        effects += [comparison.effect(example, where) for example in tried]
     return _result(comparison, effects, delta)
 
 
@@ -81,7 +87,9 @@ def _chosen(examples: Any, dataset: Any) -> list[Example]:
             chosen += ready.values()
         elif isinstance(each, str):
             if each not in ready:
-                raise ConfigurationError(f"no example called {each!r} can be made from this data; there are {', '.join(ready)}")
+                raise ConfigurationError(
+                    f"no example called {each!r} can be made from this data; there are {', '.join(ready)}"
+                )
             chosen.append(ready[each])
         elif isinstance(each, int) and not isinstance(each, bool):
             index = range(len(dataset))[each]
@@ -117,7 +125,9 @@ class _Comparison:
         world = self._world(target, where, inside=True, earlier=first)
         change = where.change(target)
         try:
-            world.run(self._train, held(self._dataset, Change({**change.items, target: example.item}, change.all_others)))
+            world.run(
+                self._train, held(self._dataset, Change({**change.items, target: example.item}, change.all_others))
+            )
         except PrivacyError as error:
             return Effect(name, refused=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
         except Exception as error:
@@ -149,7 +159,11 @@ class _Comparison:
         try:
             world = run(None)
             if not world.runs or not world.seen:
-                return Effect("", skipped=True, error="the function released nothing: it has to make a model private with PrivacyEngine and train it")
+                return Effect(
+                    "",
+                    skipped=True,
+                    error="the function released nothing: it has to make a model private, and to train it",
+                )
             if not world.runs[0].places:
                 return self._elsewhere(target, world, where)
             if not self._first and (again := run(world)).worst.value > ROUNDING:
@@ -165,8 +179,6 @@ class _Comparison:
 
     def _elsewhere(self, target: int, world: World, where: Surroundings) -> World | Effect:
         """The loop trains on a part of the data that does not hold the target: take one that it does hold."""
-        from adadp.testing.held import places_of
-
         dataset = world.runs[0].loader.dataset
         for other in range(len(self._dataset)):
             if other != target and places_of(dataset, other):
@@ -184,8 +196,8 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
     if comparison.unrepeatable:
         reasons = (
             *reasons,
-            f"two runs on the same data are not the same ({comparison.unrepeatable}): the loop draws from a generator of "
-            "its own, or keeps something between calls. Seed it inside the function",
+            f"two runs on the same data are not the same ({comparison.unrepeatable}): the loop draws from a generator "
+            "of its own, or keeps something between calls. Seed it inside the function",
         )
     if comparison.unrepeatable:
         verdict = "no number"
@@ -196,21 +208,33 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
     else:
         verdict = "no number" if reasons or not used else "within"
     return Influence(
-        worst.value, bound, verdict, epsilon, delta, worst.example or None, worst.lot, worst.parameter, worst.kind, worst.why,
-        None if refused is None else refused.error, tuple(reasons), tuple(effects),
-    )  # fmt: skip
+        value=worst.value,
+        bound=bound,
+        verdict=verdict,
+        epsilon=epsilon,
+        delta=delta,
+        example=worst.example or None,
+        lot=worst.lot,
+        parameter=worst.parameter,
+        kind=worst.kind,
+        why=worst.why,
+        refused=None if refused is None else refused.error,
+        reasons=tuple(reasons),
+        effects=tuple(effects),
+    )
 
 
 def _printed(world: World, delta: float) -> tuple[float | None, tuple[str, ...]]:
     """The epsilon that the engine would have printed for the world's lots, had nobody watched."""
-    ledger, sampling = world.runs[0].optimizer._ledger, world.runs[0].loader.sampling
-    reasons = [reason for reason in ledger.reasons if "an observer was shown" not in reason]
-    accountant = "rdp" if sampling.neighbours is Neighbours.REPLACE_ONE else "pld"
-    try:
-        spent = make_guarantee(ledger.composition(), delta, accountant=accountant, neighbours=sampling.neighbours, reasons=reasons)
-    except PrivacyError as error:
-        return None, (str(error),)
-    return spent.epsilon, tuple(spent.reasons)
+    ledger, neighbours = world.runs[0].optimizer._ledger, world.runs[0].loader.sampling.neighbours
+    # A privacy filter, or lots of a fixed size, are covered by Renyi divergences alone.
+    filtered = any(isinstance(event, RenyiBlock) for event, _ in ledger.composition())
+    accountant = "rdp" if filtered or neighbours is Neighbours.REPLACE_ONE else "pld"
+    known = ledger.guarantee(delta, accountant=accountant)
+    reasons = tuple(reason for reason in known.reasons if reason != OBSERVED)
+    if reasons:
+        return None, reasons
+    return make_guarantee(ledger.composition(), delta, accountant=accountant, neighbours=neighbours).epsilon, ()
 
 
 __all__ = ["influence"]

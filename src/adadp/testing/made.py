@@ -123,7 +123,7 @@ def surroundings(dataset: Any) -> list[Surroundings]:
     return found
 
 
-# ---- items, whatever containers they come in --------------------------------------------------------------------------
+# ---- items, whatever containers they come in ------------------------------------------------------------------------
 
 
 def _mapped(item: Any, change: Callable[[Any], Any]) -> Any:

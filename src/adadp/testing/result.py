@@ -67,33 +67,46 @@ class Influence:
         return self.verdict == "exceeded"
 
     @property
+    def says(self) -> str:
+        """What the verdict means."""
+        return _VERDICTS[self.verdict]
+
+    @property
+    def caveat(self) -> str:
+        """What no verdict says."""
+        return (
+            "A pass proves nothing: only these examples, weights and lots were tried, and what leaves the loop by "
+            "other ways (prints, files, choices) is not seen."
+        )
+
+    @property
     def skipped(self) -> tuple[Effect, ...]:
         """Examples that the loop could not take, each with its error."""
         return tuple(effect for effect in self.effects if effect.skipped)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: an infinite value is the text "infinite"."""
-        return {key: _plain(value) for key, value in asdict(self).items()} | {"says": _VERDICTS[self.verdict]}
+        values = {key: _plain(value) for key, value in asdict(self).items()}
+        return {**values, "says": self.says, "caveat": self.caveat}
 
     def __str__(self) -> str:
-        lines = [f"{self.verdict}: {_VERDICTS[self.verdict]}"]
-        lines.append(f"largest effect of one example on one release: {self.value:.4g} x its bound's unit, {self.bound:g} is promised")
+        tried = [effect for effect in self.effects if not effect.skipped]
+        lots = max((effect.lots for effect in tried), default=0)
+        printed = "none" if self.epsilon is None else f"{self.epsilon:.4g}"
+        lines = [
+            f"{self.verdict}: {self.says}",
+            f"largest effect of one example on one release: {self.value:.4g}, where {self.bound:g} is promised",
+        ]
         if self.example is not None:
             place = f", lot {self.lot}" if self.lot is not None else ""
-            part = f", {self.kind} of {self.parameter}" if self.parameter else ""
+            part = f", {self.kind or 'weights'} {self.parameter}" if self.parameter else ""
             lines.append(f"by the example {self.example!r}{place}{part}")
         lines += [f"because {self.why}"] if self.why else []
         lines += [f"refused: {self.refused}"] if self.refused else []
-        lines.append(f"epsilon printed for these lots: {'none' if self.epsilon is None else f'{self.epsilon:.4g}'} at delta {self.delta:g}")
-        lines += [f"none because {reason}" for reason in self.reasons]
-        tried = [effect for effect in self.effects if not effect.skipped]
-        lots = max((effect.lots for effect in tried), default=0)
+        lines.append(f"epsilon printed for these lots: {printed} at delta {self.delta:g}")
+        lines += [f"no number because {reason}" for reason in self.reasons]
         lines.append(f"tried: {len(tried)} examples, {lots} lots each; {len(self.skipped)} could not be used")
-        lines.append(
-            "A pass proves nothing: only these examples, weights and lots were tried, and what leaves the loop by other "
-            "ways (prints, files, choices) is not seen."
-        )
-        return "\n".join(lines)
+        return "\n".join([*lines, self.caveat])
 
 
 def _plain(value: Any) -> Any:

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from adadp.accounting.events import Event, Neighbours, Uncovered
 from adadp.clipping import Flat, Grouped, Release
 from adadp.errors import NoGuaranteeError, PrivacyError, UntriedWarning
 from adadp.loader import PrivateLoader
 from adadp.lot import Microbatch
-from adadp.noise import Randomness
 from adadp.observation import watched_by
 from adadp.optimizer import BudgetWarning, PrivateOptimizer
-from adadp.sampling import Poisson, Sampling
 from adadp.step import Unnoised
+from adadp.testing.fingerprints import ALIKE, named, prints, unlike
 from adadp.testing.held import places_of
-from adadp.testing.keyed import KeyedDraws, Rows, generators_kept, normal, seed_everything, seed_of, uniform
+from adadp.testing.keyed import KeyedDraws, Rows, generators_kept, normal, seed_everything, seed_of
+from adadp.testing.lots import Collate, Items, LockstepLots
 from adadp.testing.result import ROUNDING, Effect
 
 LOTS = 8
@@ -40,7 +37,6 @@ LOTS = 8
 _OPEN = 2.0**20  # a bound so wide that nothing is clipped
 _ABSENT = (2, 5)  # of nine lots, those that do not hold the example: nothing of it may be seen there
 _WIDTHS = {3: 1.0, 4: 2.0, 6: 4.0, 7: 8.0}  # of nine lots, those with a bound of so many typical gradients
-_ALIKE = 1e-5  # relative: what rounding may do to equal work
 
 
 class Enough(BaseException):
@@ -115,8 +111,8 @@ class World:
         self.seen = 0  # releases of gradients
         self.worst = Effect("")
         self._squares: dict[tuple[int, int], float] = {}
-        self._draws: KeyedDraws = KeyedDraws(None if earlier is None else earlier._draws)
-        self._orders: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.draws: KeyedDraws = KeyedDraws(None if earlier is None else earlier.draws)
+        self.orders: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def run(self, train: Callable[[Any], Any], dataset: Any) -> None:
         """Call `train(dataset)` until enough lots were released, or it ends.
@@ -132,7 +128,7 @@ class World:
             warnings.simplefilter("ignore", BudgetWarning)
             seed_everything(self.key, "start")
             try:
-                with self._draws:
+                with self.draws:
                     train(dataset)
             except Enough:
                 return
@@ -151,13 +147,13 @@ class World:
         always = [place for index in self.always for place in places_of(loader.dataset, index)]
         run = Run(len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
         self.runs.append(run)
-        inner, self._draws.batch_first = loader._loader, loader.batch_first
+        inner, self.draws.batch_first = loader._loader, loader.batch_first
         loader.sampling = LockstepLots(self, run, loader.sampling)
         loader._loader = DataLoader(
-            _Items(self, run, loader.dataset),
+            Items(self, run, loader.dataset),
             batch_sampler=inner.batch_sampler,
             num_workers=0,  # a worker would draw for itself; what it does is done here, one item after the other
-            collate_fn=_Collate(self, run, inner.collate_fn),
+            collate_fn=Collate(self, run, inner.collate_fn),
         )
         begin = loader.lots.on_hand_out
 
@@ -178,9 +174,9 @@ class World:
                 raise Enough
             self._widen(run, microbatch.lot)
         indices = tuple(microbatch.indices)
-        known = self._orders.pop(indices, indices)[: microbatch.count]
+        known = self.orders.pop(indices, indices)[: microbatch.count]
         rows = (*known, *range(-1, len(known) - microbatch.count - 1, -1))
-        self._draws.rows = Rows(rows, (run.number, microbatch.lot))
+        self.draws.rows = Rows(rows, (run.number, microbatch.lot))
         seed_everything(self.key, run.number, "lot", microbatch.lot)
 
     def _widen(self, run: Run, lot: int) -> None:
@@ -213,9 +209,11 @@ class World:
         scale = run.scales.get(release.lot, 1.0)
         sums = {name: value.detach().double().cpu() for name, value in release.sums.items()}
         stddev = {name: _double(value) for name, value in release.stddev.items() if name in sums}
-        state = _prints(_named(run.optimizer._step.capture.module))
+        state = prints(named(run.optimizer._step.capture.module))
         if self.earlier is not None:
-            seen = Released(run.number, release.kind, release.lot, release.event, release.expected_lot, stddev, sums, {}, state)
+            seen = Released(
+                run.number, release.kind, release.lot, release.event, release.expected_lot, stddev, sums, {}, state
+            )
             given = self._compared(run, seen, release.noise_multiplier, scale)
         else:
             if scale == _OPEN and release.kind == "gradient":
@@ -223,7 +221,17 @@ class World:
                 run.typical = length / max(1, run.sizes.get(release.lot, 1)) if math.isfinite(length) else None
             given = {name: self._noised(release, name, value, stddev[name]) / scale for name, value in sums.items()}
             self.entries.append(
-                Released(run.number, release.kind, release.lot, release.event, release.expected_lot, stddev, sums, given, state)
+                Released(
+                    run.number,
+                    release.kind,
+                    release.lot,
+                    release.event,
+                    release.expected_lot,
+                    stddev,
+                    sums,
+                    given,
+                    state,
+                )
             )
         return {name: given[name].to(value) for name, value in release.sums.items()}
 
@@ -236,7 +244,10 @@ class World:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         names = {id(value): name for run in self.runs for name, value in run.optimizer._parameters.items()}
-        state = _prints((names.get(id(p), f"a parameter of shape {list(p.shape)} (number {i})"), p) for i, p in enumerate(parameters))
+        state = prints(
+            (names.get(id(p), f"a parameter of shape {list(p.shape)} (number {i})"), p)
+            for i, p in enumerate(parameters)
+        )
         rates = tuple(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
         step = Stepped(type(optimizer).__name__, rates, state)
         if self.earlier is None:
@@ -246,9 +257,14 @@ class World:
         if not isinstance(before, Stepped):
             self._differ(None, f"{step.optimizer} stepped where the other world released a lot")
         elif before.optimizer != step.optimizer or before.rates != step.rates:
-            self._differ(None, f"the learning rates of {step.optimizer} are {step.rates}, without the example {before.rates}")
-        elif name := _unlike(before.state, step.state):
-            self._differ(name, f"{step.optimizer} stepped on {name} with something that was not released: it differs between the worlds")
+            self._differ(
+                None, f"the learning rates of {step.optimizer} are {step.rates}, without the example {before.rates}"
+            )
+        elif name := unlike(before.state, step.state):
+            self._differ(
+                name,
+                f"{step.optimizer} stepped on {name} with something that was not released",
+            )
 
     # ---- comparing --------------------------------------------------------------------------------------------------
 
@@ -270,15 +286,22 @@ class World:
         assert isinstance(before, Released)
         for what in ("event", "expected_lot"):
             if getattr(before, what) != getattr(seen, what):
-                self._differ(None, f"the {what} of a release is {getattr(seen, what)}, without the example {getattr(before, what)}")
+                self._differ(
+                    None,
+                    f"the {what} of a release is {getattr(seen, what)}, without the example {getattr(before, what)}",
+                )
         shapes = [{name: tuple(value.shape) for name, value in each.sums.items()} for each in (before, seen)]
         if shapes[0] != shapes[1]:
             self._differ(None, "other parameters are released than without the example")
         for name, value in before.stddev.items():
             if not _close(torch.as_tensor(value), torch.as_tensor(seen.stddev[name])):
                 self._differ(name, "the noise has another scale than without the example")
-        if name := _unlike(before.state, seen.state):
-            self._differ(name, f"{name} differs before the release although all earlier releases were equal: it was changed by something that was not released")
+        if name := unlike(before.state, seen.state):
+            self._differ(
+                name,
+                f"{name} differs before the release although all earlier releases were equal: something that was not "
+                "released changed it",
+            )
         self._measure(run, before, seen, multiplier, scale)
         return before.given
 
@@ -291,7 +314,7 @@ class World:
             share = difference / seen.stddev[name]
             squares[name] = float(torch.where(difference == 0, 0.0, share).square().sum())
         absent = not (self.inside and self.holds(seen.lot) and run.places)
-        if total <= _ALIKE**2 * size and (absent or scale == _OPEN):
+        if total <= ALIKE**2 * size and (absent or scale == _OPEN):
             return
         place = (run.number, seen.lot)
         self._squares[place] = self._squares.get(place, 0.0) + sum(squares.values())
@@ -332,122 +355,6 @@ class _Observer:
         """Nothing more to note."""
 
 
-class LockstepLots(Sampling):
-    """Lots whose coins are keyed by lot and index, so that both worlds draw the same others.
-
-    Where lots are drawn by coins the example is added to those that hold it; where they have a fixed size it is in
-    those of both worlds, and replaced.
-    """
-
-    def __init__(self, world: World, run: Run, sampling: Sampling) -> None:
-        super().__init__(sampling.examples, sampling.lot)
-        self._world, self._run, self._sampling = world, run, sampling
-        self.name, self.neighbours, self.reasons = sampling.name, sampling.neighbours, sampling.reasons
-
-    @property
-    def capacity(self) -> int:
-        return self._sampling.capacity
-
-    def draw(self, lot: int, randomness: Randomness) -> torch.Tensor:
-        world, run = self._world, self._run
-        coins = uniform(seed_of(world.key, run.number, "coins", lot), (self.examples,))
-        holds = world.holds(lot)
-        if isinstance(self._sampling, Poisson):
-            chosen = coins < self._sampling.rate
-            chosen[run.always] = True
-            chosen[run.places] = holds and world.inside
-            drawn = np.flatnonzero(chosen)
-        else:
-            coins[run.always] -= 1
-            coins[run.places] = coins[run.places] - 1 if holds else coins[run.places] + 1
-            drawn = np.argsort(coins)[: self.lot]
-            drawn = drawn[np.argsort(uniform(seed_of(world.key, run.number, "order", lot), (self.examples,))[drawn])]
-        run.sizes[lot] = len(drawn)
-        self.current = lot
-        return torch.as_tensor(drawn)
-
-    def event(self, noise_multiplier: float) -> Event:
-        return self._sampling.event(noise_multiplier)
-
-
-class _Items(Dataset[Any]):
-    """The items that a loader reads, with augmentation drawn by lot and index."""
-
-    def __init__(self, world: World, run: Run, dataset: Any) -> None:
-        self._world, self._run, self._dataset = world, run, dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        world, draws = self._world, self._world._draws
-        rows, draws.rows = draws.rows, None
-        with generators_kept():
-            seed_everything(world.key, self._run.number, "item", _lot(self._run), index)
-            try:
-                return index, self._dataset[index]
-            finally:
-                draws.rows = rows
-
-
-class _Collate:
-    """The loop's own collate, with what it draws for a row keyed by the example in it."""
-
-    def __init__(self, world: World, run: Run, collate: Callable[[Any], Any]) -> None:
-        self._world, self._run, self._collate = world, run, collate
-
-    def __call__(self, fetched: list[tuple[int, Any]]) -> Any:
-        world, draws, lot = self._world, self._world._draws, _lot(self._run)
-        indices = tuple(index for index, _ in fetched)
-        rows, draws.rows = draws.rows, Rows(indices, (self._run.number, -1 - lot))
-        items = [item for _, item in fetched]
-        with generators_kept():
-            seed_everything(world.key, self._run.number, "collate", lot)
-            try:
-                batch = self._collate(list(items))
-            finally:
-                draws.rows = rows
-        world._orders[indices] = _order(indices, items, batch)
-        return batch
-
-
-def _lot(run: Run) -> int:
-    """The lot that is being fetched: the loader draws it just before."""
-    return int(getattr(run.loader.sampling, "current", 0))
-
-
-def _order(indices: tuple[int, ...], items: Sequence[Any], batch: Any) -> tuple[int, ...]:
-    """Whose row each row of the batch is: collate may have sorted them. As they were where it cannot be seen."""
-    columns = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(indices)]
-    parts = [[leaf for leaf in tree_leaves(item) if isinstance(leaf, Tensor)] for item in items]
-    for column in columns:
-        for part in range(min((len(each) for each in parts), default=0)):
-            wanted = [each[part] for each in parts]
-            if any(leaf.ndim != column.ndim - 1 or leaf.dtype != column.dtype for leaf in wanted):
-                continue
-            if all(_starts(row, leaf) for row, leaf in zip(column, wanted, strict=True)):
-                return indices
-            free, found = list(range(len(indices))), []
-            for row in column:
-                # The longest that fits: a short example may be how a longer one begins.
-                fits = [place for place in free if _starts(row, wanted[place])]
-                if not fits:
-                    break
-                best = max(fits, key=lambda place: wanted[place].numel())
-                free.remove(best)
-                found.append(indices[best])
-            if len(found) == len(indices):
-                return tuple(found)
-    return indices
-
-
-def _starts(row: Tensor, leaf: Tensor) -> bool:
-    """Whether a row of a batch, which may be padded, begins with this part of an item."""
-    if any(size > room for size, room in zip(leaf.shape, row.shape, strict=True)):
-        return False
-    return torch.equal(row[tuple(slice(size) for size in leaf.shape)], leaf)
-
-
 def _sigma(event: Event, multiplier: float) -> float:
     """The noise multiplier that a release is charged as."""
     charged = event.claimed if isinstance(event, Uncovered) else event
@@ -458,39 +365,8 @@ def _double(value: float | Tensor) -> Any:
     return value.detach().double().cpu() if isinstance(value, Tensor) else float(value)
 
 
-def _named(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-@lru_cache(maxsize=256)
-def _weights(count: int) -> Tensor:
-    return torch.cos(torch.arange(count, dtype=torch.float64))
-
-
-def _prints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[float, ...]]:
-    """A fingerprint of each tensor: two sums, one of them weighted, so that little memory is needed for large models."""
-    found: dict[str, tuple[float, ...]] = {}
-    for name, tensor in tensors:
-        flat = tensor.detach().double().cpu().flatten()
-        found[name] = (float(flat.sum()), float(flat @ _weights(len(flat))), float(flat.abs().sum()))
-    return found
-
-
-def _unlike(one: Mapping[str, tuple[float, ...]], other: Mapping[str, tuple[float, ...]]) -> str:
-    """The name of a tensor that differs; "" if none does."""
-    for name in [*one, *other]:
-        first, second = one.get(name), other.get(name)
-        if first is None or second is None:
-            return name
-        size = max(first[2], second[2], 1e-30)
-        if not all(a == b or (a != a and b != b) or abs(a - b) <= _ALIKE * size for a, b in zip(first, second, strict=True)):
-            return name
-    return ""
-
-
 def _close(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=_ALIKE, atol=0.0, equal_nan=True)
+    return one.shape == other.shape and torch.allclose(one, other, rtol=ALIKE, atol=0.0, equal_nan=True)
 
 
 __all__ = ["LOTS", "Enough", "PrivacyError", "World"]
