@@ -20,6 +20,7 @@ from adadp.accounting.budget import Budget
 from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
+from adadp.checks.dataset import problems_of
 from adadp.checks.trial import Trial
 from adadp.checks.weights import take, taken, trained_before
 from adadp.clipping import Clipping, by_name
@@ -31,7 +32,7 @@ from adadp.noise import Randomness
 from adadp.optimizer import Penalty, PrivateOptimizer
 from adadp.sampling import SAMPLINGS, Sampling
 from adadp.step import PrivateStep
-from adadp.validation import check_criterion, check_module, check_optimizer, uncompiled
+from adadp.validation import check_module, check_optimizer, uncompiled
 
 #: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
 _PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
@@ -168,7 +169,10 @@ class PrivacyEngine:
         sigma = Gaussian(_number("noise_multiplier", noise_multiplier)).noise_multiplier
         chosen = self._clipping(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
-        self._check(module, optimizer, criterion, loss_reduction, loss_scale)
+        self._check(module, optimizer, loss_reduction, loss_scale)
+        twice = problems_of(data_loader.dataset)
+        if twice:
+            raise ConfigurationError("; ".join(twice))
         chosen.check(name for name, _ in module.named_parameters())
         reasons = [*drawn.reasons, *chosen.reasons]
         if expose_raw:
@@ -199,6 +203,8 @@ class PrivacyEngine:
                 collate=data_loader.collate_fn,
                 loss_reduction=loss_reduction,
             )
+            if criterion is not None:
+                trial.of_criterion(criterion)
             assumptions = [
                 *(text.format(reduction=loss_reduction) for text in _STANDING),
                 *([] if penalty is None else [_PENALTY]),
@@ -224,7 +230,8 @@ class PrivacyEngine:
             loss_scale=loss_scale,
             count_nonfinite=expose_raw,
         )
-        capture.on_first_call = _BeforeCall(loader.lots, trial)
+        around = _AroundCalls(loader.lots, trial)
+        capture.on_first_call, capture.after_call = around, around.after
         loader.lots.on_hand_out = step.open
         loader.lots.note = run.note
         self._lots.append(loader.lots)
@@ -376,7 +383,6 @@ class PrivacyEngine:
         self,
         module: nn.Module,
         optimizer: Optimizer,
-        criterion: Callable[..., Tensor] | None,
         loss_reduction: str,
         loss_scale: float,
     ) -> None:
@@ -394,8 +400,6 @@ class PrivacyEngine:
             raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
         if not 0 < loss_scale < float("inf"):
             raise ConfigurationError(f"loss_scale must be a finite number above 0, not {loss_scale!r}")
-        if criterion is not None:
-            check_criterion(criterion, loss_reduction)
 
     def _accountant_for(self, sampling: Sampling) -> str:
         return "rdp" if sampling.neighbours == Neighbours.REPLACE_ONE else self.accountant_name
@@ -452,8 +456,8 @@ class PrivacyEngine:
         return run
 
 
-class _BeforeCall:
-    """What happens before a module runs on the batch that is out: it must be that batch, and the module is tried."""
+class _AroundCalls:
+    """Before a module runs on the batch that is out, it must be that batch, and the module is tried."""
 
     def __init__(self, lots: Lots, trial: Trial) -> None:
         self._lots, self.trial = lots, trial
@@ -462,6 +466,10 @@ class _BeforeCall:
         if self._lots.current is not None:
             self._lots.refuse_other_batches(tree_leaves((args, kwargs)))
             self.trial.before_call(module, args, kwargs, self._lots.current)
+
+    def after(self, output: Any) -> None:
+        if self._lots.current is not None:
+            self.trial.after_call(output, self._lots.current)
 
 
 def _number(name: str, value: float) -> float:

@@ -55,14 +55,15 @@ class TrainingStep:
         self._recording: _Recording | None = None
         self._keeper: torch.cuda.CUDAGraph | None = None
         self._ordinary = 0
+        self._look = False  # whether the loss is tried on this lot
         optimizer._loader.whole_lots = True
 
     def __call__(self, *batch: Any) -> None:
         optimizer = self.optimizer
         lots, loader, whole = optimizer._loader.lots, optimizer._loader, optimizer._current()
         lots.refuse_other_batches(tree_leaves(batch))
-        if optimizer._trial.due(whole.lot):
-            optimizer._trial.of_loss(self.loss, batch, whole)
+        self._look = optimizer._trial.loss_due(self.loss, whole)
+        optimizer._trial.of_loss(self.loss, batch, whole)
         size = loader.max_physical_batch_size
         if size is None or whole.count <= size or not (whole.index == 0 and whole.last):
             self._one(whole, batch)
@@ -107,7 +108,7 @@ class TrainingStep:
         self.optimizer.zero_grad()
         with advising(count, lambda size: self._fits(batch, count, size)):
             losses = self.loss(*batch)
-            if self.optimizer._trial.due(self.optimizer._current().lot):
+            if self._look:
                 self.optimizer.refuse_foreign_leaves(losses)
             _backward(self.optimizer, losses)
         self.optimizer.step()

@@ -196,9 +196,9 @@ class PrivateOptimizer(Optimizer):
         """
         microbatch = self._current()
         self._refuse_shape(losses)
-        if self._trial.due(microbatch.lot):
+        if self._trial.loss_due(self._trial, microbatch):
             self.refuse_foreign_leaves(losses)
-            self._trial.of_rows(losses, microbatch)
+        self._trial.of_rows(losses, microbatch)
         self.backward_by_rows(losses, **kwargs)
 
     def _refuse_shape(self, losses: Tensor) -> None:

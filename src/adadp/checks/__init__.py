@@ -1,1 +1,5 @@
-"""What a module, a loss, a dataset and a loop must not do, and trials of it."""
+"""What a module, a collate function and a loss must not do, tried out on examples that are unlike each other."""
+
+from adadp.checks.trial import Trial
+
+__all__ = ["Trial"]

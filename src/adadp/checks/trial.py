@@ -1,25 +1,354 @@
-"""STUB until merge."""
+"""What can be tried is tried: the modules, the collate function and the loss of a run, on unlike examples.
+
+A run has one `Trial`. It is called wherever examples enter the model, does nothing unless a trial is due by a public
+schedule (or the modules are in a mode that was not tried yet), and refuses what lets one example reach another. Private
+examples serve, so all that a trial says is that it passed, or a fixed text that names a module.
+"""
+
 from __future__ import annotations
-from typing import Any
-from adadp.validation import IndependenceCheck
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
+
+from adadp.checks.collate import CollateTrial, Recollated
+from adadp.checks.compared import coarse, padded_alike, rows_in
+from adadp.checks.criterion import WatchedCriterion, watch_criterion
+from adadp.checks.dataset import unseen
+from adadp.checks.handed_on import HandedOn
+from adadp.checks.items import fetched
+from adadp.checks.known import recognised
+from adadp.checks.loss import LossTrial, refuse_crossing_rows
+from adadp.checks.module import ModuleTrial
+from adadp.checks.padding import REACHES, UNTRIED, Padded, Unmatched, evaluating, is_among, padded
+from adadp.checks.rows import Parts, dimension, take_apart
+from adadp.checks.runs import Runs
+from adadp.checks.schedule import stage
+from adadp.checks.seeds import seeded
+from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
+from adadp.gradients import Capture
+from adadp.gradients.arithmetic import full_precision
+
+
+class Part(Protocol):
+    """The microbatch that is out."""
+
+    @property
+    def lot(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def indices(self) -> Sequence[int]: ...
+    @property
+    def batch(self) -> Any: ...
 
 
 class Trial:
-    def __init__(self, capture: Any, *, batch_first: bool, dataset: Any = None, collate: Any = None, loss_reduction: str = "mean") -> None:
-        self._check = IndependenceCheck(capture, batch_first)
-        self.untried: dict[str, str] = {}
+    """Tries out what a run does with its examples; `untried` says what could not be tried, by a short name."""
 
-    @property
-    def undecided(self) -> Any:
-        return self._check.undecided
+    def __init__(
+        self,
+        capture: Capture,
+        *,
+        batch_first: bool,
+        dataset: Any = None,
+        collate: Callable[..., Any] | None = None,
+        loss_reduction: str = "mean",
+    ) -> None:
+        self._capture = capture
+        self._dimensions = (0,) if batch_first else (1, 0)
+        self._dataset, self._collate = dataset, collate
+        self._mean = loss_reduction == "mean"
+        self.untried: dict[str, str] = {}
+        self.undecided: set[int] = set()  # modules whose examples were too much alike so far
+        self._modules = list(capture.module.modules())
+        self._stages: dict[tuple[int, tuple[bool, ...]], int] = {}  # of a module in a mode: trials it passed
+        self._refused: dict[int, PrivacyError] = {}
+        self._handed_on = HandedOn()
+        self._outputs: list[Tensor] = []  # of the last call, until the losses that are made of them were tried
+        self._own_loss: object = None  # the part for which a scalar that a module computed was differentiated
+        self._criterion: WatchedCriterion | None = None
+        self._collated: tuple[int, Recollated | None] | None = None  # at which stage, and what came out
+        self._collate_refused: str | None = None
+        text = unseen(dataset)
+        if text is not None:
+            self.untried["dataset"] = text
+
+    # ---- when ----------------------------------------------------------------------------------------------------
 
     def due(self, lot: int) -> bool:
-        return lot in (0, 1, 3, 32, 128, 512)
+        """Whether something is tried on this lot: by the schedule, or in a mode that was not tried yet."""
+        modes = self._modes()
+        passed = [reached for (_, mode), reached in self._stages.items() if mode == modes]
+        return max(passed, default=0) < stage(lot) or bool(self.undecided)
 
-    def before_call(self, module: Any, args: Any, kwargs: Any, part: Any) -> None:
-        self._check(module, args, kwargs, part.count)
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple([module.training for module in self._modules])
 
-    def of_loss(self, loss: Any, batch: Any, part: Any) -> None: ...
-    def of_rows(self, losses: Any, part: Any) -> None: ...
-    def loss_tried(self, part: Any) -> bool:
-        return False
+    # ---- a call of a module ----------------------------------------------------------------------------------------
+
+    def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
+        """Try `module`, if that is due, on a few rows of what it is about to be called with."""
+        self._raise_again(id(module))
+        if self._handed_on.from_another(args, kwargs, part.lot):
+            raise self._remembered(id(module), TrainingLoopError(_HANDED_ON.format(self._capture.module_name(module))))
+        key = id(module), self._modes()
+        if self._stages.get(key, 0) >= stage(part.lot):
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
+        parts = take_apart((args, kwargs), part.count)
+        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+        if parts.unknown or all(dim is None for dim in dims):
+            self._capture.refusal = self._unseen(module, parts)
+            return
+        if part.count < 2:  # one example has nothing to mix with
+            return
+        try:
+            with full_precision():  # with fewer bits, another number of examples may well be another result
+                conclusive = self._read_and_try(module, parts, dims, part)
+                self._refuse_padding(module, parts, dims, part)
+            self._note_inputs(parts, dims, part)
+        except PrivacyError as error:
+            raise self._remembered(id(module), error) from error.__cause__
+        if conclusive:
+            self._stages[key] = stage(part.lot)
+            self.undecided.discard(id(module))
+        else:
+            self.undecided.add(id(module))
+
+    def _refuse_padding(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> None:
+        """Refuse the module where an example's result changes with how long the others are."""
+        given = self._padded(parts, dims, part)
+        if given is None:
+            return
+        runs = Runs(self._capture, module, parts, dims)
+        with evaluating(module):
+            try:
+                base = runs.observe_leaves(given.base).outputs
+                redrawn = runs.observe_leaves(given.base, seed=1).outputs
+                longer = [runs.observe_leaves(leaves).outputs for leaves in given.longer]
+            except PrivacyError:
+                raise
+            except Exception:
+                self.untried["padding"] = UNTRIED
+                return
+        if not self._agree(base, redrawn, given, range(given.count), module):
+            self.untried["padding"] = UNTRIED  # it draws random numbers, and draws others for other lengths
+        elif not any(self._agree(base, other, given, given.kept, module) for other in longer):
+            raise UnsupportedModuleError(REACHES.format(self._capture.module_name(module)))
+
+    def _agree(
+        self, base: list[Tensor], other: list[Tensor], given: Padded, kept: Sequence[int], module: nn.Module
+    ) -> bool:
+        first, halves = self._dimensions == (0,), coarse(module)
+        relative = 1e-4 if halves <= 1e-2 else halves / 4  # what other shapes do by rounding: 1e-5 in float32
+        for one, two in zip(base, other, strict=False):
+            place = rows_in(one, two, given.count, first)
+            if place is not None:
+                one, two = place[0].unfolded(one), place[1].unfolded(two)
+                if not all(padded_alike(one[row], two[row], relative, 1e-7) for row in kept):
+                    return False
+        return True
+
+    def _note_inputs(self, parts: Parts, dims: Sequence[int | None], part: Part) -> None:
+        """Say so where the loop makes something of a batch that cannot be tried before it gives it to the model."""
+        real = take_apart(part.batch, part.count)
+        for leaf, dim in zip(parts.leaves, dims, strict=True):
+            computed = isinstance(leaf, Tensor) and not leaf.requires_grad and not self._handed_on.knows(leaf)
+            if real.leaves and dim is not None and computed and not is_among(leaf, real):
+                self.untried["inputs"] = _INPUTS
+
+    def after_call(self, output: Any, part: Part) -> None:
+        """Remember what an outermost call returned: it must not come back with a later lot."""
+        self._handed_on.note(output, part.lot)
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        self._outputs = [leaf.detach() for leaf in leaves] if self.loss_due(self, part) else []
+        for leaf in leaves:
+            if leaf.ndim == 0 and leaf.requires_grad:
+                leaf.register_hook(lambda _: setattr(self, "_own_loss", part))  # type: ignore[no-untyped-call]
+
+    def loss_tried(self, part: Part) -> bool:
+        """Whether the scalar that was differentiated for `part` is one that was tried: a module's own, or criterion's.
+
+        What else the loop may have added to it is an assumption.
+        """
+        return self._own_loss is part or (self._criterion is not None and self._criterion.used is part)
+
+    def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
+        """Try the module as its arguments may be read: a length may be the number of examples by chance."""
+
+        def attempt(read: Sequence[int | None]) -> bool:
+            runs = Runs(self._capture, module, parts, read)
+            return ModuleTrial(runs, part.count, self._dimensions, self._mean).conclusive()
+
+        try:
+            return attempt(dims)
+        except UnsupportedModuleError:
+            # Sequences of as many steps as there are examples, [n, T, ...] or [T, n, ...]?
+            turned = [
+                0 if dim == 1 and leaf.shape[0] == part.count else dim
+                for leaf, dim in zip(parts.leaves, dims, strict=True)
+            ]
+            if turned == list(dims):
+                raise
+            return attempt(turned)
+        except Exception as error:
+            for read in self._other_readings(parts, dims, part.count):
+                with suppress(RuntimeError, ValueError, IndexError, TypeError):
+                    return attempt(read)
+            raise UnsupportedModuleError(
+                f"{self._capture.module_name(module)} cannot be tried out on a few examples of a batch "
+                f"({type(error).__name__}), so it is not known whether it keeps them apart. Let it take batches of any "
+                "size."
+            ) from None
+
+    def _other_readings(self, parts: Parts, dims: Sequence[int | None], count: int) -> list[list[int | None]]:
+        """Hidden states are [layers, n, ...] whatever comes first elsewhere; a mask of [T, T] is the same for all."""
+        inner = [
+            1 if dim is None and isinstance(leaf, Tensor) and leaf.ndim > 2 and leaf.shape[1] == count else dim
+            for leaf, dim in zip(parts.leaves, dims, strict=True)
+        ]
+        readings = [] if inner == list(dims) else [inner]
+        if sum(dim is not None for dim in dims) > 1:
+            readings += [
+                [None if i == place else d for i, d in enumerate(dims)]
+                for place, dim in enumerate(dims)
+                if dim is not None
+            ]
+        return readings
+
+    def _unseen(self, module: nn.Module, parts: Parts) -> str:
+        name = self._capture.module_name(module)
+        if parts.unknown:
+            return _UNKNOWN.format(name, ", ".join(parts.unknown))
+        return _NO_ROWS.format(name)
+
+    # ---- collate -------------------------------------------------------------------------------------------------
+
+    def _padded(self, parts: Parts, dims: Sequence[int | None], part: Part) -> Padded | None:
+        """What to put in the place of a batch to see whether its padding matters, if it has any."""
+        made = self._recollated(part)
+        if made is None:
+            return None
+        try:
+            return padded(parts, dims, take_apart(part.batch, part.count), made)
+        except Unmatched:
+            self.untried["padding"] = UNTRIED
+            return None
+
+    def _recollated(self, part: Part) -> Recollated | None:
+        """Try the collate function, once for each stage of the schedule."""
+        if self._collate_refused is not None:
+            raise ConfigurationError(self._collate_refused)
+        if self._collate is None or self._collate is default_collate or self._dataset is None or len(part.indices) < 2:
+            return None
+        if self._collated is None or self._collated[0] < stage(part.lot):
+            try:
+                with seeded(0):
+                    items = fetched(self._dataset, list(part.indices)[:5])
+                trial = CollateTrial(self._collate, items, self._dimensions)
+                self._collated = stage(part.lot), trial.recollated()
+            except ConfigurationError as error:
+                self._collate_refused = str(error)
+                raise
+            self.untried |= trial.untried
+        return self._collated[1]
+
+    # ---- losses --------------------------------------------------------------------------------------------------
+
+    def loss_due(self, loss: object, part: Part) -> bool:
+        """Whether a loss (for losses [n] of the loop: the trial itself) is to be tried on this part."""
+        return part.count > 1 and self._stages.get((id(loss), self._modes()), 0) < stage(part.lot)
+
+    def of_loss(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
+        """Try `loss(*batch)`, a loss for each example or their plain mean (or sum), with all that it calls."""
+        key = id(loss), self._modes()
+        self._raise_again(key[0])
+        if not self.loss_due(loss, part):
+            return
+        parts = take_apart(batch, part.count)
+        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+        try:
+            if parts.unknown or all(dim is None for dim in dims):
+                raise TrainingLoopError(_NO_BATCH)
+            with full_precision():
+                LossTrial(self._capture, loss, parts, dims, self._mean).refuse(
+                    part.count, self._padded(parts, dims, part)
+                )
+        except PrivacyError as error:
+            raise self._remembered(key[0], error) from error.__cause__
+        self._stages[key] = stage(part.lot)
+
+    def of_rows(self, losses: Tensor, part: Part) -> None:
+        """Try losses [n] of a pass that has run: the gradient of each may reach its own example alone."""
+        key = id(self), self._modes()
+        self._raise_again(key[0])
+        if not self.loss_due(self, part):
+            return
+        if losses.shape != (part.count,):
+            raise TrainingLoopError("backward needs a loss for each example of the batch: a tensor of shape [n]")
+        try:
+            with full_precision():
+                refuse_crossing_rows(self._capture, losses)
+        except PrivacyError as error:
+            raise self._remembered(key[0], error) from error.__cause__
+        self._stages[key] = stage(part.lot)
+        outputs, self._outputs = self._outputs, []
+        leaves = [leaf for leaf in take_apart(part.batch, part.count).leaves if isinstance(leaf, Tensor)]
+        if not recognised(losses, outputs, leaves):
+            self.untried["loss"] = _LOSSES
+
+    def of_criterion(self, criterion: Callable[..., Tensor]) -> WatchedCriterion:
+        """Try a criterion on made-up outputs, and on the shapes of its calls if it is a module."""
+        self._criterion = watch_criterion(
+            self._capture, criterion, "mean" if self._mean else "sum", self._criterion_due
+        )
+        return self._criterion
+
+    def _criterion_due(self) -> bool:
+        return self.due(getattr(self._capture.tag, "lot", 0))
+
+    # ---- refused once, refused always -----------------------------------------------------------------------------
+
+    def _raise_again(self, key: int) -> None:
+        """Another batch may hide what one showed."""
+        error = self._refused.get(key)
+        if error is not None:
+            raise type(error)(str(error))
+
+    def _remembered(self, key: int, error: PrivacyError) -> PrivacyError:
+        self._refused[key] = error
+        return error
+
+
+_LOSSES = (
+    "each example's loss is computed by the loop in a way that is not known: that row i is not divided or weighted by something "
+    "of the other examples (a count, a length, a maximum) cannot be seen. A TrainingStep, which is given the loss as a "
+    "function, can try it, and so can the functions of adadp.losses on the model's outputs"
+)
+_INPUTS = (
+    "the loop changes a batch before it gives it to the model: that it does so row by row, without the other examples, "
+    "cannot be seen. In the dataset, the collate function or the module it can be tried"
+)
+_NO_BATCH = (
+    "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step "
+    "with all of the batch, as tensors, or lists, tuples, dicts or dataclasses of tensors"
+)
+_HANDED_ON = (
+    "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of "
+    "that lot reach this one without noise. Begin each batch with a fresh state."
+)
+_UNKNOWN = (
+    "{} was given a {}, which cannot be taken apart into examples, so it is not known whether the model keeps them "
+    "apart. Give it tensors, or lists, tuples, dicts or dataclasses of tensors."
+)
+_NO_ROWS = (
+    "{} was given no tensor with a row for each example of the batch, so it is not known whether it keeps them apart. "
+    "Keep examples in the first dimension (batch_first=False for [T, N, ...]) from the loader to the loss."
+)

@@ -64,6 +64,9 @@ class Capture:
         self.count: int | None = None
         self.on_first_call: FirstCall | None = None
         self.before_pass: Callable[[], None] | None = None  # called before the model runs on a microbatch
+        self.after_call: Callable[[Any], None] | None = None  # called with what an outermost module returned
+        #: Why gradients of the next outermost call must not be used, though it may run: it could not be tried.
+        self.refusal: str | None = None
         #: Makes of a parameter's gradients all that is needed of them, as soon as they are complete.
         self.bound_early: Callable[[str, PerExample], PerExample] | None = None
         self.notices: list[str] = []
@@ -82,7 +85,10 @@ class Capture:
         self._uses: Counter[str] = Counter()  # calls that used a parameter, by its name, for this microbatch
         self._staged: list[Record] = []
         self._records: list[Record] = []
+        self._refusals: list[str] = []  # of calls that a backward pass came through
+        self._anchors: list[Tensor] = []  # of the passes of this microbatch
         self._observed: Observed | None = None
+        self._apart = False  # inside `aside`
         self._asleep = threading.local()  # a thread's own: others may run the model meanwhile
         self._handles: list[Any] = []
         self._watch(frozenset(through_func))
@@ -161,6 +167,7 @@ class Capture:
         """What runs from now on works on the microbatch `tag` of `count` examples."""
         self.tag, self.count = tag, count
         self._uses, self.bound_early = Counter(), None
+        self._anchors = []
 
     # ---- while modules run -------------------------------------------------------------------------------------
 
@@ -199,11 +206,13 @@ class Capture:
                 leaves = [leaf for leaf in parts if isinstance(leaf, Tensor)]
                 self._observed.outputs.append((self.module_name(module), [leaf.detach().clone() for leaf in leaves]))
             layer = self._layers.get(id(module))
-            if layer is None:
-                return None
-            for slot in self._slots_of[id(module)].values():
-                slot.guard()
-            return None if output is None else layer.after(self, module, args, kwargs, output)
+            if layer is not None:
+                for slot in self._slots_of[id(module)].values():
+                    slot.guard()
+                output = None if output is None else layer.after(self, module, args, kwargs, output)
+            if self.after_call is not None and self.count is not None and not any(self._running) and not self._apart:
+                self.after_call(output)
+            return None if layer is None else output
         finally:
             if not any(self._running):
                 for slot in self._slots:
@@ -224,11 +233,16 @@ class Capture:
         staged: list[Record] = []
         self._staged = staged
         self._anchor = torch.zeros((), requires_grad=True)
-        records = self._records
+        if self.count is not None or self._observed is not None or self._apart:
+            self._anchors.append(self._anchor)
+        records, refusals = self._records, self._refusals
+        refusal, self.refusal = self.refusal, None
 
         def commit(_: Tensor) -> None:
             records.extend(record for record in staged if record.backward == backward_pass())
             staged.clear()
+            if refusal is not None:
+                refusals.append(refusal)
 
         self._anchor.register_post_accumulate_grad_hook(commit)  # type: ignore[no-untyped-call]
 
@@ -259,10 +273,13 @@ class Capture:
         if self._observed is None and not recomputed:
             self._uses.update(names.values())
         kept = [tensor.detach() for tensor in saved]
-        # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap.
+        # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap;
+        # nor is a leaf, which a hook makes of an embedding's output where checkpoints need one (Hugging Face).
         own = [
             output.clone()
-            if output._is_view() or any(output is other for other in (*saved, *outputs[:place]))
+            if output._is_view()
+            or (output.is_leaf and output.requires_grad)
+            or any(output is other for other in (*saved, *outputs[:place]))
             else output
             for place, output in enumerate(outputs)
         ]
@@ -327,15 +344,37 @@ class Capture:
     def aside(self) -> Iterator[None]:
         """Collect into a place of its own: gradients taken inside do not mix with those already recorded."""
         outer = self._records, self.tag, self.count, self._uses, self.bound_early
+        kept = self._anchors, self._refusals, self.refusal, self._apart
         self._records, self.tag, self.count, self._uses, self.bound_early = [], object(), None, Counter(), None
+        self._anchors, self._refusals, self.refusal, self._apart = [], [], None, True
         try:
             yield
         finally:
             self._records, self.tag, self.count, self._uses, self.bound_early = outer
+            self._anchors, self._refusals, self.refusal, self._apart = kept
+
+    def differentiate(self, total: Tensor, *also: Tensor, retain_graph: bool = False) -> None:
+        """A backward pass from `total` that the layers see and that no parameter gets a gradient from.
+
+        `also` are leaves that do get one.
+        """
+        if total.requires_grad and (self._anchors or also):
+            torch.autograd.backward(total, inputs=[*self._anchors, *also], retain_graph=retain_graph)
+
+    def look(self) -> dict[str, PerExample]:
+        """The gradients recorded so far, of however many examples, forgotten here as by `take`.
+
+        What has run may still be differentiated, and is recorded then.
+        """
+        records = list(self._records)
+        self._records.clear()
+        with self._sleeping(), exact_arithmetic():
+            return self._forms(records, None)
 
     def discard(self) -> None:
         """Forget what was recorded."""
         self._records = []
+        self._refusals.clear()
 
     def take(self, count: int) -> dict[str, PerExample]:
         """The gradients recorded since the last call, by parameter name; they are forgotten here.
@@ -347,16 +386,21 @@ class Capture:
         records = list(taken)
         taken.clear()  # the pass that filled it holds it still, and with it all that was recorded
         self._refuse_unseen_uses()
+        refusals = list(self._refusals)
+        self._refusals.clear()
+        if refusals:
+            raise UnsupportedModuleError(refusals[0])
         with self._sleeping(), exact_arithmetic():
             return self._forms(records, count)
 
-    def _forms(self, records: Sequence[Record], count: int) -> dict[str, PerExample]:
+    def _forms(self, records: Sequence[Record], count: int | None) -> dict[str, PerExample]:
         parts: dict[str, list[PerExample]] = {}
         for record in records:
             call = record.call
             self._refuse_misplaced(call)
             for own, form in record.forms().items():
-                self._refuse_count(call, form, count)
+                if count is not None:
+                    self._refuse_count(call, form, count)
                 parts.setdefault(call.names[own], []).append(form)
         return {name: merged(forms) for name, forms in parts.items()}
 

@@ -28,7 +28,8 @@ SLACK = 1.01
 
 #: The only things that may give a number although nobody looked. Whatever else is not seen is a mistake in the engine.
 NO_CODE_CAN_SEE = {
-    "loss": "a scalar loss written in the loop",
+    "loss": "a scalar loss written in the loop, or losses [n] that it computes in a way of its own",
+    "loop": "what the loop does to a batch before the module sees it",
     "dataset": "statistics or retries inside a Dataset",
     "weights": "weights trained without privacy beforehand",
 }

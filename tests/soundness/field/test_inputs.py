@@ -93,7 +93,7 @@ def test_a_model_that_mixes_is_refused_whatever_it_is_given(form: str) -> None:
     assert isinstance(ended, Refused | NoNumber), ended
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "an object"])  # which cannot be taken apart
 def test_a_model_that_does_not_mix_is_not_refused(form: str) -> None:
     ended = given(form, Plain, bounds=(0.1, 1.0))
     assert isinstance(ended, Bounded), ended

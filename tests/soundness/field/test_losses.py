@@ -330,7 +330,8 @@ def test_losses_of_the_right_shape_that_mix_are_refused_in_a_training_step(case:
 @pytest.mark.parametrize("case", BY_EXAMPLE)
 def test_losses_of_the_right_shape_that_mix(case: str) -> None:
     """optimizer.backward(losses): what the loop did before is as little seen as in a scalar, unless it is."""
-    check_unseen("loss", lambda **given: by_example_ending(case, by_example, **given))
+    about = "loss" if case == "tilted" else "loop"  # the others change the batch before the model sees it
+    check_unseen(about, lambda **given: by_example_ending(case, by_example, **given))
 
 
 def test_a_loss_that_is_passed_as_the_criterion_is_refused() -> None:

@@ -1,0 +1,245 @@
+"""Whether a collate function keeps examples apart: row i of what it makes may depend on item i alone, but for padding.
+
+Items are replaced, left out, made longer and shorter. Random numbers are the same in each call; what they decide is
+compared where the shapes allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adadp.checks.compared import padded_alike
+from adadp.checks.items import copied, halved, length, lengthened
+from adadp.checks.rows import Parts, dimension, take_apart
+from adadp.checks.seeds import seeded
+from adadp.errors import ConfigurationError
+
+MIXES = (
+    "the collate function mixes examples: what it makes of one item changes with the others (mixup, packing several "
+    "items into one row, items that are dropped or cut to the shortest). Let it make one row of each item, padded at "
+    "most, and do the rest inside the dataset, item by item."
+)
+_UNTRIED = (
+    "the collate function could not be tried on a few items, replaced, left out and made longer: it is not known "
+    "whether it makes each row of one item alone"
+)
+_RANDOM = "the collate function draws random numbers: what they decide was tried with items of the same length alone"
+_WHOLE = "the collate function gives values of the whole batch, which may change with any of its items"
+
+
+@dataclass(frozen=True)
+class Recollated:
+    """What a collate function makes of a few items, and of the same with one (`changed`) made longer."""
+
+    base: Parts
+    longer: Parts | None
+    changed: int
+    random: tuple[bool, ...]  # which leaves are decided by random numbers
+    rows: int
+
+
+class CollateTrial:
+    """One trial of a collate function, on a few items of a lot."""
+
+    def __init__(self, collate: Callable[..., Any], items: Sequence[Any], dimensions: Sequence[int]) -> None:
+        spare = len(items) > 2
+        self._collate, self._dimensions = collate, dimensions
+        self._items, self._spare = (list(items[:-1]), items[-1]) if spare else (list(items), items[0])
+        self.untried: dict[str, str] = {}
+        self._order: list[int] | None = None  # of the last comparison: which row became which, if they changed places
+
+    def recollated(self) -> Recollated | None:
+        """Refuse a function that mixes items. None where it could not be tried; `untried` says so."""
+        try:
+            base, again, redrawn = (self._made(self._items, seed) for seed in (0, 0, 1))
+        except Exception:
+            self.untried["collate"] = _UNTRIED
+            return None
+        self._dims = [dimension(leaf, len(self._items), self._dimensions) for leaf in base.leaves]
+        if base.unknown or not _same_form(base, again) or not _same_form(base, redrawn):
+            self.untried["collate"] = _UNTRIED
+            return None
+        if all(dim is None for dim in self._dims):
+            raise ConfigurationError(MIXES)
+        everywhere = list(range(len(self._items)))
+        self._random = [
+            not (
+                self._leaf_alike(place, base, again, everywhere) and self._leaf_alike(place, base, redrawn, everywhere)
+            )
+            for place in range(len(base.leaves))
+        ]
+        self._replace(base)
+        longer, changed = self._lengthen(base)
+        self._shorten(base)
+        return Recollated(base, longer, changed, tuple(self._random), len(self._items))
+
+    def _made(self, items: Sequence[Any], seed: int = 0) -> Parts:
+        with seeded(seed):
+            return take_apart(self._collate(copied(items)), len(items))
+
+    def _replace(self, base: Parts) -> None:
+        last, rest = len(self._items) - 1, self._items
+        changes = [([*rest[:-1], self._spare], list(range(last)), seed) for seed in (0, 2, 3)]
+        changes.append(([self._spare, *rest[1:]], list(range(1, last + 1)), 0))
+        if last > 1:
+            changes.append((rest[1:], list(range(1, last + 1)), 0))
+        for number, (items, kept, seed) in enumerate(changes):
+            try:
+                before = base if seed == 0 else self._made(self._items, seed)
+                made = self._made(items, seed)
+            except Exception:
+                self.untried["collate"] = _UNTRIED
+                continue
+            # What was drawn item by item is drawn anew for all that follow the one that changed.
+            self._refuse(before, made, kept, drawn_alike=number < 3, missing=len(rest) - len(items))
+
+    def _lengthen(self, base: Parts) -> tuple[Parts | None, int]:
+        """The batch with its longest item made longer, if the function takes such items."""
+        lengths = [length(item) for item in self._items]
+        place = lengths.index(max(lengths))
+        kept = [row for row in range(len(self._items)) if row != place]
+        for item in lengthened(self._items[place]):
+            try:
+                made = self._made([*self._items[:place], item, *self._items[place + 1 :]])
+            except Exception:
+                continue
+            if _same_form(base, made) and any(
+                _shape(one) != _shape(other) for one, other in zip(base.leaves, made.leaves, strict=True)
+            ):
+                self._refuse(base, made, kept, drawn_alike=False)
+                return (made if self._order is None else self._ordered(made, self._order)), place
+        return None, place
+
+    def _ordered(self, made: Parts, order: Sequence[int]) -> Parts:
+        """The same rows, in the order in which the unchanged batch has them."""
+        leaves = [
+            leaf if dim is None else _taken(leaf, dim, order) for leaf, dim in zip(made.leaves, self._dims, strict=True)
+        ]
+        return replace(made, leaves=leaves)
+
+    def _shorten(self, base: Parts) -> None:
+        """Where one item that is not the longest is made shorter, nothing of the others may be cut off."""
+        lengths = [length(item) for item in self._items]
+        place = lengths.index(min(lengths))
+        if lengths.count(max(lengths)) == 1 and lengths[place] == max(lengths):
+            return
+        kept = [row for row in range(len(self._items)) if row != place]
+        for item in halved(self._items[place]):
+            try:
+                made = self._made([*self._items[:place], item, *self._items[place + 1 :]])
+            except Exception:
+                continue
+            if not _same_form(base, made):
+                continue
+            self._refuse(base, made, kept, drawn_alike=False)
+            for one, other, dim in zip(base.leaves, made.leaves, self._dims, strict=True):
+                if dim is not None and any(a > b for a, b in zip(_shape(one), _shape(other), strict=False)):
+                    raise ConfigurationError(MIXES)
+            return
+
+    def _refuse(self, base: Parts, made: Parts, kept: Sequence[int], drawn_alike: bool, missing: int = 0) -> None:
+        self._order = None
+        if not _same_form(base, made):
+            self.untried["collate"] = _UNTRIED
+            return
+        compared = []
+        for place, (one, other, dim) in enumerate(zip(base.leaves, made.leaves, self._dims, strict=True)):
+            if dim is None:
+                if _shape(one) == _shape(other) and not _alike(one, other):
+                    self.untried["collate"] = _WHOLE
+                continue
+            if self._random[place] and (not drawn_alike or _row_shape(one, dim) != _row_shape(other, dim)):
+                if _row_shape(one, dim) != _row_shape(other, dim):
+                    self.untried["random collate"] = _RANDOM
+                continue
+            compared.append(place)
+        if all(self._leaf_alike(place, base, made, kept, missing) for place in compared):
+            return
+        # A function may put its rows in another order, by length for instance: each is then found elsewhere.
+        self._order = self._found_elsewhere(base, made, compared, len(kept))
+        if self._order is None:
+            raise ConfigurationError(MIXES)
+
+    def _found_elsewhere(self, base: Parts, made: Parts, places: Sequence[int], enough: int) -> list[int] | None:
+        """For each row of `base` the row of `made` that is the same, others in what is left; None if too few are."""
+        dims = [self._dims[place] for place in places]
+        before, after = ([parts.leaves[place] for place in places] for parts in (base, made))
+        counts = {
+            _rows(leaf, dim) for leaf, dim in zip(after, dims, strict=True) if dim is not None
+        }
+        if len(counts) != 1:
+            return None
+        free = list(range(counts.pop()))
+        order: list[int | None] = []
+        for row in range(len(self._items)):
+
+            def same(other: int, row: int = row) -> bool:
+                return all(
+                    dim is None or _alike(_row(one, dim, row), _row(two, dim, other))
+                    for one, two, dim in zip(before, after, dims, strict=True)
+                )
+
+            found = next((other for other in free if same(other)), None)
+            order.append(found)
+            if found is not None:
+                free.remove(found)
+        if sum(found is not None for found in order) < enough:
+            return None
+        return [found if found is not None else (free.pop(0) if free else 0) for found in order]
+
+    def _leaf_alike(self, place: int, base: Parts, made: Parts, kept: Sequence[int], missing: int = 0) -> bool:
+        one, other, dim = base.leaves[place], made.leaves[place], self._dims[place]
+        if dim is None:
+            return _shape(one) == _shape(other) and _alike(one, other)
+        if max(kept) >= min(_rows(one, dim), _rows(other, dim) + missing):
+            return False
+        return all(_alike(_row(one, dim, row), _row(other, dim, row - missing)) for row in kept)
+
+
+def _taken(leaf: Any, dim: int, order: Sequence[int]) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.index_select(dim, torch.tensor(order, device=leaf.device))
+    return [leaf[row] for row in order] if isinstance(leaf, list) else leaf.take(order, dim)
+
+
+def _same_form(one: Parts, other: Parts) -> bool:
+    return one.names == other.names and len(one.leaves) == len(other.leaves)
+
+
+def _row(leaf: Any, dim: int, row: int) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.select(dim, row)
+    return leaf[row] if isinstance(leaf, list) else leaf.take(row, dim)
+
+
+def _rows(leaf: Any, dim: int) -> int:
+    return len(leaf) if isinstance(leaf, list) else int(leaf.shape[dim])
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(leaf.shape) if isinstance(leaf, Tensor | np.ndarray) else ()
+
+
+def _row_shape(leaf: Any, dim: int) -> tuple[int, ...]:
+    shape = _shape(leaf)
+    return shape[:dim] + shape[dim + 1 :]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two rows are the same but for padding."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        if one.dtype.kind not in "bifu" or other.dtype.kind not in "bifu":
+            return bool(np.array_equal(one, other))
+        one, other = torch.from_numpy(one), torch.from_numpy(other)
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and padded_alike(one, other, 1e-5, 0.0)
+    try:
+        return bool(one == other)
+    except Exception:
+        return True  # no two of them can be compared

@@ -1,0 +1,118 @@
+"""Results of two runs, compared example by example, at the precision in which they were computed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+def coarse(module: nn.Module) -> float:
+    """Relative difference that another number of examples makes by rounding alone, in the precision of the run."""
+    halves = [p.dtype for p in module.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    halves += [torch.get_autocast_dtype(device) for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
+    return max([1e-2, *(16 * torch.finfo(dtype).eps for dtype in halves)])
+
+
+def examples(one: Tensor, less: Tensor) -> int | None:
+    """The dimension of examples: the one that is shorter by one where there is one example less.
+
+    Not one that happens to have the same length, such as the layers of a recurrent network.
+    """
+    if one.ndim != less.ndim:
+        return None
+    return next((d for d in range(one.ndim) if one.shape[d] == less.shape[d] + 1), None)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where examples are in one tensor of a result: a dimension of their own, or folded with `each` tokens into one."""
+
+    dim: int
+    each: int = 1
+    examples_first: bool = True
+
+    def unfolded(self, tensor: Tensor) -> Tensor:
+        """The tensor with examples in front."""
+        if self.each == 1:
+            return tensor.movedim(self.dim, 0)
+        sizes = (-1, self.each) if self.examples_first else (self.each, -1)
+        shape = (*tensor.shape[: self.dim], *sizes, *tensor.shape[self.dim + 1 :])
+        return tensor.reshape(shape).movedim(self.dim + (not self.examples_first), 0)
+
+
+def rows_of(one: Tensor, less: Tensor, count: int, examples_first: bool) -> Rows | None:
+    """Where the `count` examples of `one` are, of which one is missing in `less`. None where they cannot be found."""
+    dim = examples(one, less)
+    if dim is not None:
+        return Rows(dim)
+    if one.ndim != less.ndim:
+        return None
+    other = [d for d in range(one.ndim) if one.shape[d] != less.shape[d]]
+    if len(other) == 1 and one.shape[other[0]] * (count - 1) == less.shape[other[0]] * count:
+        return Rows(other[0], one.shape[other[0]] // count, examples_first)
+    return None
+
+
+def rows_in(one: Tensor, other: Tensor, count: int, examples_first: bool) -> tuple[Rows, Rows] | None:
+    """Where the `count` examples are in two results that may differ in length."""
+    if one.ndim != other.ndim:
+        return None
+    for dim in (0,) if examples_first else (1, 0):
+        if one.ndim > dim and one.shape[dim] == other.shape[dim] == count:
+            return Rows(dim), Rows(dim)
+    if one.ndim and not one.shape[0] % count and not other.shape[0] % count and one.shape[0] != other.shape[0]:
+        return (
+            Rows(0, one.shape[0] // count, examples_first),
+            Rows(0, other.shape[0] // count, examples_first),
+        )
+    return None
+
+
+def differs(
+    one: Tensor, other: Tensor, dim: int | None, kept: Collection[int], relative: float = 1e-4, least: float = 0.0
+) -> bool:
+    """Whether two results of one shape differ for any of the examples that were `kept`."""
+    if dim is None or one.shape != other.shape:
+        return False
+    if all(torch.equal(one.select(dim, row), other.select(dim, row)) for row in kept):
+        return False  # as a rule, and much sooner told
+    rows = torch.tensor(sorted(kept), device=one.device)
+    first, second = one.index_select(dim, rows), other.index_select(dim, rows)
+    if not first.is_floating_point():
+        return not torch.equal(first, second)
+    finite = first[first.isfinite()].abs()
+    size = float(finite.max()) if finite.numel() else 1.0  # small results are compared at their own size
+    absolute = max(relative * 1e-2 * min(size, 1.0), least)
+    return not torch.allclose(first, second, rtol=relative, atol=absolute, equal_nan=True)
+
+
+def padded_alike(one: Tensor, other: Tensor, relative: float, least: float) -> bool:
+    """Whether one example's results agree where both have places: at the front, or at the end (padding on the left).
+
+    Without a common length they must agree as they are.
+    """
+    if one.ndim != other.ndim:
+        return False
+    lengths = [min(a, b) for a, b in zip(one.shape, other.shape, strict=True)]
+
+    def close(first: Tensor, second: Tensor) -> bool:
+        if not first.is_floating_point():
+            return torch.equal(first, second)
+        finite = first[first.isfinite()].abs()
+        size = float(finite.max()) if finite.numel() else 1.0
+        return torch.allclose(first, second, rtol=relative, atol=max(relative * size, least), equal_nan=True)
+
+    if close(_front(one, lengths), _front(other, lengths)):
+        return True
+    return one.shape != other.shape and close(_end(one, lengths), _end(other, lengths))
+
+
+def _front(tensor: Tensor, lengths: Iterable[int]) -> Tensor:
+    return tensor[tuple(slice(0, length) for length in lengths)]
+
+
+def _end(tensor: Tensor, lengths: Iterable[int]) -> Tensor:
+    return tensor[tuple(slice(size - length, size) for size, length in zip(tensor.shape, lengths, strict=True))]

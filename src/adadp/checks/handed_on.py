@@ -1,0 +1,50 @@
+"""What a module returned for one lot must not come back to it with another: hidden states that are handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from adadp.checks.rows import take_apart
+
+
+class HandedOn:
+    """Remembers the memory of what was returned, as long as somebody holds it, with the lot it was returned for."""
+
+    def __init__(self) -> None:
+        self._lots: dict[int, tuple[StorageWeakRef, int]] = {}  # by the address of a storage, which the reference keeps
+
+    def note(self, output: Any, lot: int) -> None:
+        """Remember what an outermost call returned."""
+        for key, (reference, _) in list(self._lots.items()):
+            if reference.expired():  # type: ignore[no-untyped-call]
+                del self._lots[key]
+        for leaf in _tensors(output):
+            storage = leaf.untyped_storage()
+            if storage._cdata not in self._lots:
+                self._lots[storage._cdata] = StorageWeakRef(storage), lot  # type: ignore[no-untyped-call]
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in what was returned."""
+        return tensor.untyped_storage()._cdata in self._lots
+
+    def from_another(self, args: tuple[Any, ...], kwargs: dict[str, Any], lot: int) -> bool:
+        """Whether something among the arguments lies in what was returned for an earlier lot."""
+        if all(noted >= lot for _, noted in self._lots.values()):
+            return False
+        for given in (*args, *kwargs.values()):
+            for leaf in _tensors(given):
+                found = self._lots.get(leaf.untyped_storage()._cdata)
+                if found is not None and found[1] < lot:
+                    return True
+        return False
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif value is not None:
+        yield from (leaf for leaf in take_apart(value).leaves if isinstance(leaf, Tensor))

@@ -1,0 +1,274 @@
+"""Whether a module keeps examples apart: tried on a few that are unlike each other.
+
+They go through as they are, with half of them replaced, and with one of them left out. For those that stay, nothing may
+change anywhere in the model, every layer must see one example less, and a gradient that starts at one example may not
+reach another. What the module keeps between calls must not depend on the examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from adadp.checks.compared import Rows, coarse, differs, examples, rows_of
+from adadp.checks.made import KINDS, Row, differ, replaced, splits, unlike
+from adadp.checks.norms import CROSSED, alike, crossed, owner, scales
+from adadp.checks.runs import Result, Runs
+from adadp.errors import UnsupportedModuleError
+
+_FEWEST, _MOST = 4, 8
+
+
+class ModuleTrial:
+    """One trial of one module, on rows of one batch as `runs` reads it."""
+
+    def __init__(self, runs: Runs, count: int, dimensions: Sequence[int], mean: bool) -> None:
+        self._runs, self._count, self._dimensions, self._mean = runs, count, dimensions, mean
+        self._module = runs.module
+        self._coarse = coarse(runs.module)
+
+    def conclusive(self) -> bool:
+        """Refuse the module if it mixes these examples. False if they are too much alike to tell."""
+        buffers = {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}
+        rows, whole = self._told_apart()
+        self._rows, self._all = rows, range(len(rows))
+        again = self._runs.observe(rows)
+        redrawn, fewer = self._runs.observe(rows, seed=1), self._runs.observe(rows[1:])
+        self._refuse_statistics(buffers)
+        self._refuse_memory(whole, again, fewer)
+        decided = self._replace(whole, fewer)
+        self._refuse_tables(whole, fewer)
+        self._refuse_counting(whole, redrawn, fewer)
+        places = [
+            rows_of(one, less, len(rows), self._dimensions == (0,))
+            for one, less in zip(whole.outputs, fewer.outputs, strict=False)
+        ]
+        self._refuse_nowhere(places, whole)
+        self._refuse_crossing(places)
+        if _given_items(self._runs) or any(o.numel() == 1 for o in whole.outputs):
+            self._refuse_shared_scalars(places, random=self._random(whole, redrawn, fewer))
+        return decided
+
+    # ---- rows ----------------------------------------------------------------------------------------------------
+
+    def _told_apart(self) -> tuple[list[Row], Result]:
+        """Rows so many that no layer is given a length that is their number by chance."""
+        for number in range(_FEWEST, _MOST + 1):
+            chosen = unlike(self._runs.parts.leaves, self._runs.dims, self._count, number)
+            rows = [Row(index) for index in chosen]
+            whole = self._runs.observe(rows)
+            if not any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in whole.seen.inputs):
+                break
+        return rows, whole
+
+    def _replace(self, whole: Result, fewer: Result) -> bool:
+        """Replace examples, and refuse where others change. Whether all of them were replaced by something else."""
+        own = self._runs.leaves(self._rows)
+        changed: set[int] = set()
+        for run, kept in enumerate(splits(len(self._rows))):
+            others = [place for place in self._all if place not in kept]
+            for kind in dict.fromkeys((KINDS[run % len(KINDS)], "own")):
+                rows = replaced(self._rows, kept, kind)
+                try:
+                    leaves = self._runs.leaves(rows)
+                    found = self._runs.observe_leaves(leaves)
+                except Exception:
+                    if kind == "own":
+                        raise
+                    continue  # the model does not take such an example: another one is tried
+                self._refuse_mixing(whole, found, fewer, kept)
+                changed.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
+                break
+        return changed == set(self._all)
+
+    # ---- what is refused -----------------------------------------------------------------------------------------
+
+    def _refuse_statistics(self, before: dict[str, tuple[Tensor, int]]) -> None:
+        for name, buffer in self._module.named_buffers():
+            known, version = before.get(name, (None, 0))
+            if buffer is not known or buffer._version != version:
+                raise UnsupportedModuleError(
+                    f"the buffer {name} changes when the model runs: statistics of the data that leave training "
+                    "without noise. Freeze it, or replace the module that keeps it."
+                )
+
+    def _refuse_memory(self, whole: Result, again: Result, fewer: Result) -> None:
+        """What is kept between calls may be counted or cached, but not made of examples."""
+        for name, one, twin, less in _together(whole, again, fewer):
+            if differs(one, twin, examples(one, less), self._all):
+                raise UnsupportedModuleError(_KEEPS.format(name))
+        if whole.state.changed_from(self._runs.before) is None:
+            return  # it keeps nothing
+        after_same = self._after(self._rows)
+        try:
+            after_other = self._after([Row(row.source, "large") for row in self._rows])
+        except Exception:  # the model does not take such examples
+            after_other = self._after([self._rows[0]] * len(self._rows))
+        for name, one, twin, less in _together(after_same, after_other, fewer):
+            if differs(one, twin, examples(one, less), self._all):
+                raise UnsupportedModuleError(_KEEPS.format(name))
+        keeper = after_same.state.changed_from(after_other.state)
+        if keeper is not None:
+            raise UnsupportedModuleError(_KEEPS.format(keeper))
+
+    def _after(self, first: Sequence[Row]) -> Result:
+        """A run on the rows that comes after one on others."""
+        try:
+            self._runs.observe(first, keep_state=True)
+            return self._runs.observe(self._rows)
+        finally:
+            self._runs.before.restore()
+
+    def _refuse_mixing(self, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> None:
+        for name, one, other, less in _together(whole, found, fewer):
+            if differs(one, other, examples(one, less), kept):
+                who = name
+                if self._was_given_mixed(name, whole, found, fewer, kept):
+                    who = f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})"
+                raise UnsupportedModuleError(
+                    f"{who} mixes examples: replacing one example of a batch changes the output for the others, so a "
+                    "bound on one example's gradient does not bound its influence. Use layers that work on each "
+                    "example alone."
+                )
+
+    def _was_given_mixed(self, name: str, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> bool:
+        """Whether a layer was given mixed examples, so that it is not the one that mixed them."""
+        inputs = zip(whole.seen.inputs, found.seen.inputs, fewer.seen.inputs, strict=False)
+        return any(
+            own == twin == name and differs(one, other, examples(one, less), kept)
+            for (own, one, _), (twin, other, _), (_, less, _) in inputs
+        )
+
+    def _random(self, whole: Result, redrawn: Result, fewer: Result) -> bool:
+        return any(
+            differs(one, twin, examples(one, less), self._all)
+            for _, one, twin, less in _together(whole, redrawn, fewer)
+        )
+
+    def _refuse_counting(self, whole: Result, redrawn: Result, fewer: Result) -> None:
+        for name, one, twin, less in _together(whole, redrawn, fewer):
+            dim = examples(one, less)
+            if dim is None or torch.equal(one.narrow(dim, 1, less.shape[dim]), less):
+                continue
+            if differs(one, twin, dim, self._all):
+                continue  # it draws random numbers, and draws others for fewer examples
+            # Other shapes are summed in another order, so this is a coarser comparison.
+            rest = one.narrow(dim, 1, less.shape[dim])
+            finite = rest[rest.isfinite()].abs() if rest.is_floating_point() else rest.new_zeros(0)
+            size = float(finite.max()) if finite.numel() else 0.0
+            least = max(1e-4, self._coarse * size if self._coarse > 1e-2 else 0.0)
+            if differs(rest, less, dim, range(rest.shape[dim]), self._coarse, least):
+                raise UnsupportedModuleError(
+                    f"{name} mixes examples: its output for an example depends on how many others there are, or where "
+                    "among them it is. Leave the mean over examples to the loss."
+                )
+
+    def _refuse_tables(self, whole: Result, fewer: Result) -> None:
+        count = len(self._rows)
+        for (name, _, before), (_, _, after) in zip(whole.seen.inputs, fewer.seen.inputs, strict=False):
+            if not any(
+                before.ndim > d and after.ndim > d and before.shape[d] == count and after.shape[d] == count - 1
+                for d in self._dimensions
+            ):
+                raise UnsupportedModuleError(
+                    f"{name} does not see one row less when there is one example less (a table of positions, for "
+                    "instance, or examples folded into another dimension): its gradients cannot be told apart by "
+                    "example. Keep examples in the first dimension (batch_first=False for [T, N, ...]), expand a table "
+                    "over the batch before the layer, or freeze the layer."
+                )
+
+    def _refuse_nowhere(self, places: Sequence[Rows | None], whole: Result) -> None:
+        if any(place is not None for place in places) or any(leaf.numel() == 1 for leaf in whole.outputs):
+            return
+        raise UnsupportedModuleError(
+            f"{self._runs.capture.module_name(self._module)} returns no tensor with a row for each example, so it is "
+            "not known whether it keeps them apart. Keep examples in the first dimension (batch_first=False for "
+            "[T, N, ...]) from the loader to the loss."
+        )
+
+    def _refuse_crossing(self, places: Sequence[Rows | None]) -> None:
+        """Scaling where a gradient starts, by another number for each example, must scale that example's alone."""
+        factors = scales(len(self._rows))
+        plain = self._runs.norms(self._rows, lambda outputs: cotangent(outputs, places, [1.0] * len(factors)))
+        if not plain:
+            return
+        scaled = self._runs.norms(self._rows, lambda outputs: cotangent(outputs, places, factors))
+        crossing = crossed(plain, scaled, factors)
+        if crossing is not None:
+            raise UnsupportedModuleError(CROSSED.format(owner(crossing, self._runs.capture)))
+
+    def _refuse_shared_scalars(self, places: Sequence[Rows | None], random: bool) -> None:
+        """A loss that the module computes itself must be a plain mean (or sum) over examples."""
+        name = self._runs.capture.module_name(self._module)
+        if _given_items(self._runs):
+            raise UnsupportedModuleError(_SCALAR.format(name))
+
+        def total(outputs: list[Tensor]) -> Tensor | None:
+            scalars = [
+                leaf.sum().float()
+                for leaf, place in zip(outputs, places, strict=False)
+                if leaf.numel() == 1 and place is None and leaf.is_floating_point() and leaf.requires_grad
+            ]
+            return sum(scalars) if scalars else None  # type: ignore[return-value]
+
+        base = self._runs.norms(self._rows, total)
+        if not base:
+            return
+        count = len(self._rows)
+        for kept, kind in (([0, 2], "large"), ([1, 3], "ignored"), ([0, 1], "own")):
+            try:
+                other = self._runs.norms(replaced(self._rows, kept, kind), total)
+            except UnsupportedModuleError:
+                raise
+            except Exception:
+                continue
+            if not alike(base, other, kept, self._coarse):
+                raise UnsupportedModuleError(_SCALAR.format(name))
+        if not random:
+            fewer = self._runs.norms(self._rows[1:], total)
+            scale = (count - 1) / count if self._mean else 1.0
+            if not alike(base, fewer, range(1, count), self._coarse, scale, missing=1):
+                raise UnsupportedModuleError(_SCALAR.format(name))
+
+
+_KEEPS = (
+    "{} keeps something of the examples it saw (a queue, a centre, a hidden state) and uses it for later ones: it "
+    "leaves its lot without noise. Compute it anew from each batch, or keep nothing that depends on examples."
+)
+_SCALAR = (
+    "{} computes a loss inside that mixes examples: one example's share of it changes with the others, as in a mean "
+    "over all tokens of a batch. Give it no labels (nor num_items_in_batch), and compute a loss for each example "
+    "outside: optimizer.backward(adadp.losses.causal_lm(model(...).logits, labels))."
+)
+
+
+def _given_items(runs: Runs) -> bool:
+    _, kwargs = runs.parts.rebuilt(runs.parts.leaves)
+    return kwargs.get("num_items_in_batch") is not None
+
+
+def cotangent(outputs: Sequence[Tensor], places: Sequence[Rows | None], factors: Sequence[float]) -> Tensor | None:
+    """A sum of outputs with random weights, each example's times its factor; None where no output can be told apart."""
+    generator = torch.Generator().manual_seed(0)
+    total: Tensor | None = None
+    for leaf, place in zip(outputs, places, strict=False):
+        if place is None or not leaf.requires_grad or not leaf.is_floating_point():
+            continue
+        apart = place.unfolded(leaf)
+        weights = torch.randn(apart.shape, generator=generator)
+        weights = (weights * torch.tensor(factors).view(-1, *[1] * (apart.ndim - 1))).to(leaf.device)
+        term = (apart.to(torch.promote_types(leaf.dtype, torch.float32)) * weights).sum()
+        total = term if total is None else total + term
+    return total
+
+
+def _together(*runs: Result) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """What each module gave in three runs, side by side; what the outermost gave where different modules ran."""
+    lists = [run.seen.outputs for run in runs]
+    if len({tuple(name for name, _ in given) for given in lists}) > 1:
+        lists = [given[-1:] for given in lists]
+    for (name, first), (_, second), (_, third) in zip(*lists, strict=False):
+        for one, other, another in zip(first, second, third, strict=False):
+            yield name, one, other, another

@@ -1,0 +1,175 @@
+"""What modules keep in plain attributes between calls: read, compared and put back.
+
+A queue of features, a running centre or a hidden state outlives its lot and reaches the next one without noise. A
+counter or a table of positions does not depend on the examples, and is nobody's business.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+#: Attributes that torch.nn and the engine keep themselves.
+_NOT_OURS = {*nn.Module().__dict__, "_flat_weights", "_flat_weight_refs", "_watched_by", "_compiled_call_impl"}
+_DEEP, _MANY, _LARGE = 4, 5000, 10**8
+
+
+class State:
+    """The attributes of a module and of those below it, as they were when this was made."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._undo: list[Callable[[], None]] = []
+        self.values: dict[str, Any] = {}  # by module's name and path inside it; tensors are copies
+        self._seen: set[int] = set()
+        self._generators: list[Any] = []
+        for name, part in module.named_modules():
+            own = {key: value for key, value in part.__dict__.items() if key not in _NOT_OURS}
+            self._undo.append(_put_back(part.__dict__, own))
+            for key, value in own.items():
+                self._read(f"{name or type(part).__name__}:{key}", value, 0)
+
+    def restore(self) -> None:
+        """Put everything back, in containers and tensors too."""
+        for undo in self._undo:
+            undo()
+
+    def reseed(self, seed: int) -> None:
+        """Let generators that modules have of their own draw other numbers, until `restore`."""
+        for generator in self._generators:
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = type(generator.bit_generator)(seed).state
+            else:
+                generator.seed(seed)
+
+    def changed_from(self, other: State) -> str | None:
+        """The name of a module that keeps something else than in `other`, if there is one."""
+        for path in self.values.keys() | other.values.keys():
+            if path not in self.values or path not in other.values or not _equal(self.values[path], other.values[path]):
+                return path.split(":")[0]
+        return None
+
+    def _read(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, nn.Parameter | nn.Module) or id(value) in self._seen or len(self.values) > _MANY:
+            return
+        if isinstance(value, bool | int | float | str | complex):
+            self.values[path] = value
+            return
+        if value is None or depth > _DEEP:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, Tensor):
+            self._read_tensor(path, value)
+        elif isinstance(value, np.ndarray):
+            copied = value.copy()
+            self.values[path] = copied
+            self._undo.append(lambda: np.copyto(value, copied) if value.shape == copied.shape else None)
+        elif isinstance(value, torch.Generator | np.random.RandomState | np.random.Generator | random.Random):
+            self._undo.append(_rewind(value))
+            self._generators.append(value)
+        elif isinstance(value, list | deque | set) and len(value) < _MANY:
+            self._undo.append(_refill(value))
+            for place, entry in enumerate(value):
+                self._read(f"{path}.{place}", entry, depth + 1)
+        elif isinstance(value, tuple):
+            for place, entry in enumerate(value):
+                self._read(f"{path}.{place}", entry, depth + 1)
+        elif isinstance(value, MutableMapping) and len(value) < _MANY:
+            self._undo.append(_refill_mapping(value))
+            for key, entry in value.items():
+                self._read(f"{path}.{key}", entry, depth + 1)
+        elif _is_plain_object(value):
+            inside = vars(value)
+            self._undo.append(_put_back(inside, dict(inside)))
+            for key, entry in inside.items():
+                self._read(f"{path}.{key}", entry, depth + 1)
+
+    def _read_tensor(self, path: str, value: Tensor) -> None:
+        if value.numel() * value.element_size() > _LARGE:
+            self.values[path] = (value._version, value.shape)  # too large to copy: that it changes will do
+            return
+        copied, version = value.detach().clone(), value._version
+        self.values[path] = copied
+
+        def undo() -> None:
+            if value._version != version and value.shape == copied.shape:
+                with torch.no_grad():
+                    value.copy_(copied)
+
+        self._undo.append(undo)
+
+
+def _put_back(place: dict[str, Any], was: dict[str, Any]) -> Callable[[], None]:
+    ours = {key for key in place if key in was}
+
+    def undo() -> None:
+        for key in [key for key in place if key not in _NOT_OURS and key not in ours]:
+            del place[key]
+        place.update(was)
+
+    return undo
+
+
+def _refill(container: Any) -> Callable[[], None]:
+    entries = list(container)
+
+    def undo() -> None:
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(entries)
+
+    return undo
+
+
+def _refill_mapping(container: MutableMapping[Any, Any]) -> Callable[[], None]:
+    entries = dict(container)
+
+    def undo() -> None:
+        if dict.fromkeys(container) != dict.fromkeys(entries) or any(container[k] is not entries[k] for k in entries):
+            container.clear()
+            container.update(entries)
+
+    return undo
+
+
+def _rewind(generator: Any) -> Callable[[], None]:
+    """A generator that a module has of its own draws the same numbers in each run."""
+    if isinstance(generator, torch.Generator):
+        state: Any = generator.get_state()
+
+        def undo() -> None:
+            generator.set_state(state)
+
+        return undo
+    if isinstance(generator, np.random.Generator):
+        state = generator.bit_generator.state
+        return lambda: setattr(generator.bit_generator, "state", state)
+    if isinstance(generator, np.random.RandomState):
+        state = generator.get_state()
+        return lambda: generator.set_state(state)
+    state = generator.getstate()
+    return lambda: generator.setstate(state)
+
+
+def _is_plain_object(value: Any) -> bool:
+    known = type(value).__module__.split(".")[0] in ("torch", "numpy", "builtins", "adadp", "functools", "weakref")
+    return isinstance(getattr(value, "__dict__", None), dict) and not known and not isinstance(value, type | Mapping)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+            return False
+        if not one.is_floating_point():
+            return torch.equal(one, other)
+        return torch.allclose(one, other, rtol=1e-6, atol=0.0, equal_nan=True)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return bool(np.array_equal(one, other))
+    return type(one) is type(other) and bool(one == other or one != one)
