@@ -29,6 +29,11 @@ def test_the_engine_loads_no_accounting_stack() -> None:
     assert "dp_accounting" not in loaded
 
 
+def test_the_plugin_for_pytest_loads_no_torch() -> None:
+    loaded = loaded_after("import adadp.testing.plugin")
+    assert not loaded & {"torch", "numpy", "scipy"}
+
+
 def test_every_exported_name_is_there() -> None:
     for name in adadp.__all__:
         assert getattr(adadp, name).__name__ == name

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from adadp import observation
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.accounting.guarantee import Guarantee
@@ -248,6 +249,7 @@ class PrivacyEngine:
             penalty=penalty,
             expose_raw=expose_raw,
         )
+        observation.attach(private, loader)
         return called, private, loader
 
     def make_private_with_epsilon(
@@ -403,12 +405,18 @@ class PrivacyEngine:
         return "rdp" if sampling.neighbours == Neighbours.REPLACE_ONE else self.accountant_name
 
     def _open(self) -> Ledger:
+        if observation.watching() and getattr(self._ledger, "path", None) is not None:
+            raise ConfigurationError(
+                "a loop under test must not write into a ledger's file: give the engine the path, ledger='runs.jsonl', "
+                "in place of a Ledger, and the test keeps it in memory"
+            )
         if self._ledger is None:
             # Its relation is what the file says, or what the first run's plan says. A budget is fixed when a ledger is
             # made: then it holds for all runs together, however each was chosen.
-            new = self._ledger_path is None or not Path(self._ledger_path).exists()
+            path = None if observation.watching() else self._ledger_path  # a test charges nobody's budget
+            new = path is None or not Path(path).exists()
             budget = self.budget if new and self.budget is not self._target else None
-            self._ledger = Ledger(self._ledger_path, dataset=self._dataset, neighbours=None, budget=budget)
+            self._ledger = Ledger(path, dataset=self._dataset, neighbours=None, budget=budget)
         return self._ledger
 
     def _start(

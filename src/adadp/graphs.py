@@ -309,6 +309,8 @@ def _obstacle(optimizer: PrivateOptimizer) -> str | None:
         return "secure_mode takes its noise from the operating system, on the host"
     if step._count_nonfinite:
         return "expose_raw counts on the host"
+    if step.observer is not None:
+        return "an observer looks at releases on the host"
     return None
 
 

@@ -39,6 +39,10 @@ _LOSS_UNTRIED = (
 )
 
 
+OBSERVED = "an observer was shown sums before their noise"
+"""Why there is no guarantee while an observer is attached."""
+
+
 class BudgetWarning(UserWarning):
     """The budget is spent: the last step did not run, and the loader gives out nothing more."""
 
@@ -170,7 +174,7 @@ class PrivateOptimizer(Optimizer):
         """Show every release to `observer`, before and after its noise. The guarantee is none from then on."""
         self._step.observer = observer
         if observer is not None:
-            self._run.note(reasons=["an observer was shown sums before their noise"])
+            self._run.note(reasons=[OBSERVED])
 
     # ---- a batch ----------------------------------------------------------------------------------------------------
 
@@ -377,8 +381,10 @@ class PrivateOptimizer(Optimizer):
         self._opt_called = True  # what learning-rate schedulers look at
 
     def _set_gradients(self, lot: Lot) -> None:
-        penalties = self._penalties()
-        for name, gradient in self._step.release(lot).items():
+        penalties, released = self._penalties(), self._step.release(lot)
+        if self._step.observer is not None:
+            self._step.observer.stepped(lot.number, released)
+        for name, gradient in released.items():
             parameter = self._parameters[name]
             if not parameter.requires_grad:  # frozen since the model ran
                 continue

@@ -242,10 +242,7 @@ class PrivateStep:
         # ------------------------------------------------------------------------------ the line: noised from here on
         released = self.clipping.release(noisy, stddev)
         means = torch._foreach_div(list(released.values()), self.expected_lot) if released else ()
-        gradient = dict(zip(released, means, strict=True))
-        if self.observer is not None:
-            self.observer.stepped(lot.number, gradient)
-        return gradient
+        return dict(zip(released, means, strict=True))
 
     def noised(
         self, kind: str, lot: int, sums: Release, stddev: Mapping[str, float | Tensor], multiplier: float | None = None

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp import Flat, Local, PrivacyEngine, Raw, Released, audit
 from adadp.audit import Setting, Target
 from adadp.gradients import Gradients
-from adadp.noise import Randomness
 from adadp.lot import Lot, Microbatch
+from adadp.noise import Randomness
 from adadp.sampling import Poisson, Sampling, Shuffle
 from adadp.step import PrivateStep
 
@@ -200,9 +200,8 @@ def lots_are_poisson(target: Target, epochs: int = 400) -> bool:
     engine = target.engine(seed=5)
     sampling = engine._sampling(DataLoader(TensorDataset(torch.zeros(setting.examples)), setting.lot), "poisson", None)
     lots = len(sampling)
-    once = sum(
-        sum(bool((lot == 0).any()) for lot in sampling.draw(engine._randomness)) == 1 for _ in range(epochs)
-    )
+    held = [bool((sampling.draw(lot, engine._randomness) == 0).any()) for lot in range(epochs * lots)]
+    once = sum(sum(held[start : start + lots]) == 1 for start in range(0, len(held), lots))
     return bool(stats.binomtest(once, epochs, stats.binom.pmf(1, lots, setting.rate)).pvalue > 1e-6)
 
 

@@ -116,10 +116,9 @@ def test_among_real_examples_a_score_is_noise_and_the_canarys_coin_and_nothing_e
     threat = GradientThreat.among(target, Examples(inputs, torch.arange(39) % 3, 3))
     sigma, rate = target.setting.noise_multiplier, target.setting.rate
     for seed in range(10):
-        draws, expected = Randomness(seed), 0.0
-        lots = Poisson(40, 8).draw(draws)
+        draws, expected = Randomness(seed).spawn("run 0"), 0.0
         for lot in range(4):
-            hit = 0 in next(lots) and inside
+            hit = 0 in Poisson(40, 8).draw(lot, draws) and inside
             noise = float(draws.normal(torch.zeros(3, 6))[0, 0]) * (-1) ** lot
             expected += math.log1p(rate * math.expm1((noise + hit / sigma) / sigma - 1 / (2 * sigma**2)))
         assert threat.trial("flipping", inside, seed).scores["likelihood"] == pytest.approx(expected, abs=1e-4)

@@ -80,7 +80,6 @@ class GradientThreat:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)  # a privacy filter may end a run: that is no surprise
             for lot, (role, *data) in started.lots(setting.attacked):
-                observer.lot = lot
                 _step(started, world, role, data, lot, whole)
         started.engine.detach(started.model)
         return self._transcript(observer)

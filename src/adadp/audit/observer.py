@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from adadp.clipping import Release
 from adadp.gradients import Gradients
 from adadp.gradients.per_example import Dense
 from adadp.sources import Raw
+from adadp.step import Unnoised
 
 PER_STEP = 4
 """Numbers that a transcript has for each step: projection before and after post-processing, energy, objectives."""
@@ -34,34 +35,39 @@ class Gradient(Protocol):
 
 
 class Observer:
-    """Watches one run. `lot` is set by whoever drives it; `rows` has what was seen of each lot."""
+    """Watches one run through the hook that its step offers; `rows` has what was seen of each lot."""
 
     def __init__(self, started: Started, gradient: Gradient, rate: float, others: int) -> None:
-        self.lot = 0
         self._size = started.loader.batch_size  # the expected lot: a public number
         self.rows: list[list[float]] = []
         self._gradient, self._rate, self._others = gradient, rate, others
-        self._step = step = started.optimizer._step
-        self._clipping = step.clipping
+        self._step = started.optimizer._step
+        self._clipping = self._step.clipping
         self._informed = not any(isinstance(part, Raw) for part in self._clipping.objects())
         self._weights: Release = {}
         self._offset = self._length = self._projection = 0.0
         self._exponents = [0.0, 0.0]
-        release, carry = step.release, self._clipping.release
+        self._stepped: Release = {}  # the gradient that the optimizer goes along, redraws averaged in
+        started.optimizer.observe(self)
 
-        def carried(noisy: Release, stddev: Mapping[str, float | Tensor]) -> Release:
-            self._weigh(noisy, stddev)
-            return carry(noisy, stddev)
+    # ---- the hook (adadp.step.Observer) -----------------------------------------------------------------------------
 
-        def released() -> Release:
-            result = release()
-            self._note(result)
-            return result
+    def noising(self, release: Unnoised) -> None:
+        """Nothing is looked at before the noise: an auditor sees what everybody sees."""
 
-        self._clipping.release = carried  # type: ignore[method-assign]
-        step.release = released  # type: ignore[method-assign]
-        if isinstance(step, SearchStep):
-            self._watch_search(step)
+    def noised(self, release: Unnoised, noisy: Release) -> None:
+        """One release of the lot."""
+        if release.kind == "gradient":
+            self._weigh(release.lot, noisy, release.stddev)
+        elif release.kind == "objectives":
+            self._look(release, noisy["objectives"])
+        elif release.kind == "redraw":
+            self._redraw(release, noisy)
+
+    def stepped(self, lot: int, gradient: Release) -> None:
+        """The gradient of the lot, a mean, as the optimizer gets it."""
+        self._stepped = gradient
+        self._note(gradient)
 
     # ---- one release ------------------------------------------------------------------------------------------------
 
@@ -70,9 +76,9 @@ class Observer:
         forms = {name: Dense(value.unsqueeze(0)) for name, value in gradient.items()}
         return self._clipping.bound(Gradients(forms, 1, keep=torch.ones(1, dtype=torch.bool)))
 
-    def _weigh(self, noisy: Release, stddev: Mapping[str, float | Tensor]) -> None:
+    def _weigh(self, lot: int, noisy: Release, stddev: Mapping[str, float | Tensor]) -> None:
         """Fix the linear functional that tells best whether the canary is in, and apply it to the noised sum."""
-        canary, other = self._gradient.canary(self.lot), self._gradient.other(self.lot)
+        canary, other = self._gradient.canary(lot), self._gradient.other(lot)
         if not self._informed:
             length = math.sqrt(sum(float(value.double().square().sum()) for value in canary.values()))
             self._weights, self._length, self._offset = {k: v / length for k, v in canary.items()}, 0.0, 0.0
@@ -108,46 +114,23 @@ class Observer:
 
     # ---- what a line search releases besides ------------------------------------------------------------------------
 
-    def _watch_search(self, step: SearchStep) -> None:
-        objectives, redraw = step.objectives, step.redraw
-        held: dict[str, Any] = {}
+    def _look(self, release: Unnoised, seen: Tensor) -> None:
+        """Noised objectives: a canary's loss goes past the bound, down along its gradient and up against it."""
+        canary = self._gradient.canary(release.lot)
+        along = sum(_dot(value, self._stepped[name]) for name, value in canary.items())
+        way = -1.0 if along > 0 else 1.0
+        deviation = float(release.stddev["objectives"])
+        self._add(way * float(seen.sum()) / math.sqrt(len(seen)) / deviation, 1 / release.noise_multiplier)
 
-        def looked(losses: Tensor) -> Tensor:
-            noisy = objectives(losses)
-            rules = step.rules
-            seen = noisy[1:] if rules.improvement else noisy
-            # A canary's loss goes past the bound, down if the step goes along its gradient and up if against.
-            way = -1.0 if self._projection_of(held.get("gradient")) > 0 else 1.0
-            information = step._objective_information()
-            deviation = rules.bound * math.sqrt(len(seen) / information)
-            self._add(way * float(seen.sum()) / math.sqrt(len(seen)) / deviation, math.sqrt(information))
-            return noisy
-
-        def redrawn(gradient: Release) -> Release:
-            averaged = redraw(gradient)
-            growth = step.rules.growth
-            drawn = {k: ((1 + growth) * v - gradient[k]) / growth for k, v in averaged.items()}
-            # The level went up within: the draw's own deviation is that of the level before.
-            information = growth * step._information() / (1 + growth)
-            ratio = math.sqrt(information) * step.noise_multiplier  # this draw's precision over the first one's
-            projection = ratio * (self._size * self._apply(drawn) - self._offset)
-            held["gradient"] = averaged
-            self._add(projection, self._length * ratio)
-            return averaged
-
-        released = step.release
-
-        def first() -> Release:
-            held["gradient"] = result = released()
-            return result
-
-        step.objectives = looked  # type: ignore[method-assign]
-        step.redraw = redrawn  # type: ignore[method-assign]
-        step.release = first  # type: ignore[method-assign]
-
-    def _projection_of(self, gradient: Release | None) -> float:
-        canary = self._gradient.canary(self.lot)
-        return 0.0 if gradient is None else sum(_dot(value, gradient[name]) for name, value in canary.items())
+    def _redraw(self, release: Unnoised, noisy: Release) -> None:
+        """The gradient again, with noise of its own."""
+        assert isinstance(self._step, SearchStep)
+        ratio = self._step.noise_multiplier / release.noise_multiplier  # this draw's precision over the first one's
+        growth = self._step.rules.growth
+        self._stepped = {
+            name: (self._stepped[name] + growth * value / self._size) / (1 + growth) for name, value in noisy.items()
+        }
+        self._add(ratio * (self._apply(noisy) - self._offset), self._length * ratio)
 
     def _add(self, projection: float, length: float) -> None:
         """A further independent look at the same lot, of unit variance and this mean."""

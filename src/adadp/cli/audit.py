@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from adadp.cli import script as own
 from adadp.cli.output import print_list, print_table
 from adadp.errors import ConfigurationError
 
@@ -58,6 +59,12 @@ def audit(
     confidence: Annotated[float, _option("Of the bound. The word violated takes 0.999 or more. [0.95]")] = 0.95,
     seed: Annotated[int | None, _option("Repeatable trials. [none]")] = None,
     ledger: Annotated[str | None, _option("The data set's ledger, which all trials are charged to.")] = None,
+    script: Annotated[
+        str | None, _option("Measure a loop of your own in place of an attack: train.py:main, called with a dataset.")
+    ] = None,
+    dataset_from: Annotated[
+        str | None, _option("Where --script's dataset is: an object or a function, train.py:data. [train.py:dataset]")
+    ] = None,
     report: Annotated[Path | None, _option("Write numbers, a plot and a page into this folder.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
@@ -66,7 +73,17 @@ def audit(
     The verdict is consistent, suspicious or violated. Where the trials contradict the guarantee, as many fresh ones
     test the same attack: if these contradict it at confidence 0.999 it is violated, else suspicious, and the output
     says which command settles it. The exit status is 0 whatever the verdict, and 2 where an option is refused.
+
+    With --script no algorithm is attacked: your own training function runs with and without one example, in lockstep,
+    and the verdict is within, exceeded, refused or no number (adadp.testing).
     """
+    if script is not None:
+        _refuse_beside_script(context)
+        found_there = own.run(script, dataset_from, canary or [], steps, seed or 0, delta)
+        own.show(found_there, script, json_output)
+        return
+    if dataset_from is not None:
+        raise ConfigurationError("--dataset-from goes with --script; an attack's --dataset is a name")
     from adadp import audit as auditing
 
     if epsilon is not None and noise_multiplier is not None:
@@ -123,6 +140,20 @@ def _refuse(why: str, options: dict[str, object]) -> None:
     for name, value in options.items():
         if value not in (None, False, []):
             raise ConfigurationError(f"{why}: no {name}")
+
+
+_WITH_SCRIPT = ("script", "dataset_from", "canary", "steps", "seed", "delta", "json_output")
+
+
+def _refuse_beside_script(context: typer.Context) -> None:
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if getattr(context.get_parameter_source(str(option.name)), "name", "") == "COMMANDLINE"
+        and option.name not in _WITH_SCRIPT
+    ]
+    if given:
+        raise ConfigurationError(f"--script has its own model, data and noise: no {', '.join(given)}")
 
 
 def _sizes(text: str) -> tuple[tuple[int, int], ...]:

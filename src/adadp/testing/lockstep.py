@@ -1,0 +1,240 @@
+"""The effect of one example on every release of a user's own loop: two worlds in lockstep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from adadp.accounting.events import Neighbours, RenyiBlock
+from adadp.accounting.guarantee import make_guarantee
+from adadp.errors import ConfigurationError, PrivacyError
+from adadp.observation import watching
+from adadp.optimizer import OBSERVED
+from adadp.testing.held import Change, held, places_of
+from adadp.testing.made import Example, Surroundings, made, surroundings
+from adadp.testing.result import ROUNDING, Effect, Influence
+from adadp.testing.world import LOTS, World
+
+Train = Callable[[Any], Any]
+
+
+def influence(
+    train: Train,
+    dataset: Any,
+    *,
+    examples: Any = "made",
+    among: Iterable[str] | None = None,
+    lots: int = LOTS,
+    key: int = 0,
+    delta: float = 1e-5,
+) -> Influence:
+    """Run `train(dataset)` with and without one example, in lockstep, and say how far a release moves.
+
+    The engine's own lots, noise and the loop's randomness are replaced by keyed ones, the same in both worlds; N, q and
+    the number of steps are. The world without the example comes first, and the other one is given its releases. Nothing
+    is charged to a ledger's file, and the guarantee of every run inside is none.
+
+    Args:
+        train: the user's own function. It makes model, engine, DataLoader(dataset, ...) and loop inside, and is called
+            several times; when `lots` lots were released it is left by an exception.
+        dataset: map-style. It is given to `train` with one item replaced.
+        examples: "made" (all that can be made from the form of the items), names of made ones, indices of the
+            dataset, or items; or a list of these.
+        among: which other examples: "own" (the dataset's), "alike" (all the same), "alike but one", "corrupt" (some
+            beside it are NaN). All of them unless given.
+        lots: how many lots each world runs. Some do not hold the example: nothing of it may be seen there. Others have
+            a clipping bound near the length of a typical gradient, where a fault shows most.
+        key: of all draws; another one gives other lots.
+        delta: at which the epsilon is computed that the engine would print.
+
+    Returns:
+        The largest effect, and that of every example. A pass proves nothing.
+
+    Raises:
+        ConfigurationError: there is nothing to compare, or an argument has no meaning.
+
+    """
+    if watching():
+        raise ConfigurationError("a function under test cannot test another one: call one after the other")
+    if lots < 1 or len(dataset) < 2:
+        raise ConfigurationError("influence needs at least one lot and a dataset of two examples")
+    chosen = _chosen(examples, dataset)
+    wanted = None if among is None else [among] if isinstance(among, str) else list(among)
+    places = surroundings(dataset)
+    unknown = set(wanted or ()) - {each.name for each in places}
+    if unknown:
+        raise ConfigurationError(
+            f"among= is one of {', '.join(each.name for each in places)}, not {', '.join(sorted(unknown))}"
+        )
+    comparison = _Comparison(train, dataset, lots, key)
+    effects: list[Effect] = []
+    for where in places:
+        if wanted is not None and where.name not in wanted:
+            continue
+        here = where.examples
+        tried = [each for each in chosen if here is None or each.name in here or not each.made]
+        effects += [comparison.effect(example, where) for example in tried]
+    return _result(comparison, effects, delta)
+
+
+def _chosen(examples: Any, dataset: Any) -> list[Example]:
+    asked = examples if isinstance(examples, list) else [examples]
+    ready = {each.name: each for each in made(dataset)}
+    chosen: list[Example] = []
+    for each in asked:
+        if each == "made" if isinstance(each, str) else False:
+            chosen += ready.values()
+        elif isinstance(each, str):
+            if each not in ready:
+                raise ConfigurationError(
+                    f"no example called {each!r} can be made from this data; there are {', '.join(ready)}"
+                )
+            chosen.append(ready[each])
+        elif isinstance(each, int) and not isinstance(each, bool):
+            index = range(len(dataset))[each]
+            chosen.append(Example(f"item {index}", dataset[index], index, made=False))
+        else:
+            chosen.append(Example(f"given {len(chosen)}", each, made=False))
+    if not chosen:
+        raise ConfigurationError("no examples were given")
+    return chosen
+
+
+class _Comparison:
+    """First worlds, kept, and second worlds compared with them."""
+
+    def __init__(self, train: Train, dataset: Any, lots: int, key: int) -> None:
+        self._train, self._dataset, self._lots, self._key = train, dataset, lots, key
+        self._first: dict[tuple[str, int], World | Effect] = {}
+        self._target = 0
+        self.last: World | None = None
+        self.unrepeatable = ""
+
+    def effect(self, example: Example, where: Surroundings) -> Effect:
+        """What the example does to the releases."""
+        name = example.name if where.name == "own" else f"{example.name} (others {where.name})"
+        target = self._target if example.index is None else example.index
+        first = self._without(target, where)
+        if isinstance(first, Effect):
+            return replace(first, example=name)
+        if example.index is None:
+            target = self._target  # the loop may train on a part of the data, which the first world showed
+            first = self._without(target, where)
+            assert isinstance(first, World)
+        world = self._world(target, where, inside=True, earlier=first)
+        change = where.change(target)
+        try:
+            world.run(
+                self._train, held(self._dataset, Change({**change.items, target: example.item}, change.all_others))
+            )
+        except PrivacyError as error:
+            return Effect(name, refused=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
+        except Exception as error:
+            return Effect(name, skipped=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
+        self.last = world
+        return replace(world.worst, example=name, lots=world.seen)
+
+    def _world(self, target: int, where: Surroundings, **rest: Any) -> World:
+        always = tuple((target + step) % len(self._dataset) for step in where.always)
+        return World(target, key=self._key, lots=self._lots, always=always, **rest)
+
+    def _without(self, target: int, where: Surroundings) -> World | Effect:
+        """The world without the example, at whose place another one stands that is in no lot."""
+        known = self._first.get((where.name, target))
+        if known is None:
+            known = self._first[where.name, target] = self._run_without(target, where)
+        return known
+
+    def _run_without(self, target: int, where: Surroundings) -> World | Effect:
+        change = where.change(target)
+        stand_in = self._dataset[(target + 1) % len(self._dataset)] if change.all_others is None else change.all_others
+        items = {**change.items, target: stand_in}
+
+        def run(earlier: World | None) -> World:
+            world = self._world(target, where, earlier=earlier)
+            world.run(self._train, held(self._dataset, Change(items, change.all_others)))
+            return world
+
+        try:
+            world = run(None)
+            if not world.runs or not world.seen:
+                return Effect(
+                    "",
+                    skipped=True,
+                    error="the function released nothing: it has to make a model private, and to train it",
+                )
+            if not world.runs[0].places:
+                return self._elsewhere(target, world, where)
+            if not self._first and (again := run(world)).worst.value > ROUNDING:
+                self.unrepeatable = again.worst.why or "its releases differ"
+        except PrivacyError as error:
+            return Effect("", refused=True, error=f"{type(error).__name__}: {error}")
+        except Exception as error:
+            if where.name == "own":
+                raise
+            return Effect("", skipped=True, error=f"{type(error).__name__}: {error}")
+        self.last = self.last or world
+        return world
+
+    def _elsewhere(self, target: int, world: World, where: Surroundings) -> World | Effect:
+        """The loop trains on a part of the data that does not hold the target: take one that it does hold."""
+        dataset = world.runs[0].loader.dataset
+        for other in range(len(self._dataset)):
+            if other != target and places_of(dataset, other):
+                self._target = other
+                return self._without(other, where)
+        return Effect("", skipped=True, error="no item of the dataset is in a lot")
+
+
+def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Influence:
+    used = [effect for effect in effects if not effect.skipped]
+    worst = max(used, key=lambda effect: (effect.value, effect.refused), default=Effect(""))
+    refused = next((effect for effect in used if effect.refused), None)
+    bound = 1.0 if comparison.last is None else comparison.last.runs[0].bound
+    epsilon, reasons = (None, ()) if comparison.last is None else _printed(comparison.last, delta)
+    if comparison.unrepeatable:
+        reasons = (
+            *reasons,
+            f"two runs on the same data are not the same ({comparison.unrepeatable}): the loop draws from a generator "
+            "of its own, or keeps something between calls. Seed it inside the function",
+        )
+    if comparison.unrepeatable:
+        verdict = "no number"
+    elif worst.value > bound * (1 + ROUNDING):
+        verdict = "no number" if reasons else "exceeded"
+    elif refused is not None:
+        verdict, worst = "refused", refused
+    else:
+        verdict = "no number" if reasons or not used else "within"
+    return Influence(
+        value=worst.value,
+        bound=bound,
+        verdict=verdict,
+        epsilon=epsilon,
+        delta=delta,
+        example=worst.example or None,
+        lot=worst.lot,
+        parameter=worst.parameter,
+        kind=worst.kind,
+        why=worst.why,
+        refused=None if refused is None else refused.error,
+        reasons=tuple(reasons),
+        effects=tuple(effects),
+    )
+
+
+def _printed(world: World, delta: float) -> tuple[float | None, tuple[str, ...]]:
+    """The epsilon that the engine would have printed for the world's lots, had nobody watched."""
+    ledger, neighbours = world.runs[0].optimizer._ledger, world.runs[0].loader.sampling.neighbours
+    # A privacy filter, or lots of a fixed size, are covered by Renyi divergences alone.
+    filtered = any(isinstance(event, RenyiBlock) for event, _ in ledger.composition())
+    accountant = "rdp" if filtered or neighbours is Neighbours.REPLACE_ONE else "pld"
+    known = ledger.guarantee(delta, accountant=accountant)
+    reasons = tuple(reason for reason in known.reasons if reason != OBSERVED)
+    if reasons:
+        return None, reasons
+    return make_guarantee(ledger.composition(), delta, accountant=accountant, neighbours=neighbours).epsilon, ()
+
+
+__all__ = ["influence"]

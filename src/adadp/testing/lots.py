@@ -1,0 +1,141 @@
+"""What a loader draws in a world: lots, items and what collate makes of them, all by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
+
+from adadp.accounting.events import Event
+from adadp.noise import Randomness
+from adadp.sampling import Poisson, Sampling
+from adadp.testing.keyed import Rows, generators_kept, seed_everything, seed_of, uniform
+
+if TYPE_CHECKING:
+    from adadp.testing.world import Run, World
+
+
+class LockstepLots(Sampling):
+    """Lots whose coins are keyed by lot and index, so that both worlds draw the same others.
+
+    Where lots are drawn by coins the example is added to those that hold it; where they have a fixed size it is in
+    those of both worlds, and replaced.
+    """
+
+    def __init__(self, world: World, run: Run, sampling: Sampling) -> None:
+        super().__init__(sampling.examples, sampling.lot)
+        self._world, self._run, self._sampling = world, run, sampling
+        self.name, self.neighbours, self.reasons = sampling.name, sampling.neighbours, sampling.reasons
+
+    @property
+    def capacity(self) -> int:
+        return self._sampling.capacity
+
+    def draw(self, lot: int, randomness: Randomness) -> torch.Tensor:
+        world, run = self._world, self._run
+        coins = uniform(seed_of(world.key, run.number, "coins", lot), (self.examples,))
+        holds = world.holds(lot)
+        if isinstance(self._sampling, Poisson):
+            chosen = coins < self._sampling.rate
+            chosen[run.always] = True
+            chosen[run.places] = holds and world.inside
+            drawn = np.flatnonzero(chosen)
+        else:
+            coins[run.always] -= 1
+            coins[run.places] = coins[run.places] - 1 if holds else coins[run.places] + 1
+            drawn = np.argsort(coins)[: self.lot]
+            drawn = drawn[np.argsort(uniform(seed_of(world.key, run.number, "order", lot), (self.examples,))[drawn])]
+        run.sizes[lot] = len(drawn)
+        self.current = lot
+        return torch.as_tensor(drawn)
+
+    def event(self, noise_multiplier: float) -> Event:
+        return self._sampling.event(noise_multiplier)
+
+
+class Items(Dataset[Any]):
+    """The items that a loader reads, with augmentation drawn by lot and index."""
+
+    def __init__(self, world: World, run: Run, dataset: Any) -> None:
+        self._world, self._run, self._dataset = world, run, dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        world, draws = self._world, self._world.draws
+        rows, draws.rows = draws.rows, None
+        with generators_kept():
+            seed_everything(world.key, self._run.number, "item", _lot(self._run), index)
+            try:
+                return index, self._dataset[index]
+            finally:
+                draws.rows = rows
+
+
+class Collate:
+    """The loop's own collate, with what it draws for a row keyed by the example in it."""
+
+    def __init__(self, world: World, run: Run, collate: Callable[[Any], Any]) -> None:
+        self._world, self._run, self._collate = world, run, collate
+
+    def __call__(self, fetched: list[tuple[int, Any]]) -> Any:
+        world, draws, lot = self._world, self._world.draws, _lot(self._run)
+        indices = tuple(index for index, _ in fetched)
+        rows, draws.rows = draws.rows, Rows(indices, (self._run.number, -1 - lot))
+        items = [item for _, item in fetched]
+        with generators_kept():
+            seed_everything(world.key, self._run.number, "collate", lot)
+            try:
+                batch = self._collate(list(items))
+            finally:
+                draws.rows = rows
+        world.orders[indices] = _order(indices, items, batch)
+        return batch
+
+
+def _lot(run: Run) -> int:
+    """The lot that is being fetched: the loader draws it just before."""
+    return int(getattr(run.loader.sampling, "current", 0))
+
+
+def _order(indices: tuple[int, ...], items: Sequence[Any], batch: Any) -> tuple[int, ...]:
+    """Whose row each row of the batch is: collate may have sorted them. As they were where it cannot be seen."""
+    columns = [
+        leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(indices)
+    ]
+    parts = [[leaf for leaf in tree_leaves(item) if isinstance(leaf, Tensor)] for item in items]
+    for column in columns:
+        for part in range(min((len(each) for each in parts), default=0)):
+            wanted = [each[part] for each in parts]
+            if any(leaf.ndim != column.ndim - 1 or leaf.dtype != column.dtype for leaf in wanted):
+                continue
+            if all(_starts(row, leaf) for row, leaf in zip(column, wanted, strict=True)):
+                return indices
+            free, found = list(range(len(indices))), []
+            for row in column:
+                # The longest that fits: a short example may be how a longer one begins.
+                fits = [place for place in free if _starts(row, wanted[place])]
+                if not fits:
+                    break
+                best = max(fits, key=lambda place: wanted[place].numel())
+                free.remove(best)
+                found.append(indices[best])
+            if len(found) == len(indices):
+                return tuple(found)
+    return indices
+
+
+def _starts(row: Tensor, leaf: Tensor) -> bool:
+    """Whether a row of a batch, which may be padded, begins with this part of an item."""
+    if any(size > room for size, room in zip(leaf.shape, row.shape, strict=True)):
+        return False
+    return torch.equal(row[tuple(slice(size) for size in leaf.shape)], leaf)
+
+
+__all__ = ["Collate", "Items", "LockstepLots"]

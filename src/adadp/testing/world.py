@@ -1,0 +1,372 @@
+"""One run of the user's training function under watch: a world with the example, or one without it.
+
+The first world, without the example, decides what every lot releases. The second one is given the same releases, so
+that at each lot both have the same past, and what differs is what the example does to this lot.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
+
+from adadp.accounting.events import Event, Neighbours, Uncovered
+from adadp.clipping import Flat, Grouped, Release
+from adadp.errors import NoGuaranteeError, PrivacyError, UntriedWarning
+from adadp.loader import PrivateLoader
+from adadp.lot import Microbatch
+from adadp.observation import watched_by
+from adadp.optimizer import BudgetWarning, PrivateOptimizer
+from adadp.step import Unnoised
+from adadp.testing.fingerprints import ALIKE, named, prints, unlike
+from adadp.testing.held import places_of
+from adadp.testing.keyed import KeyedDraws, Rows, generators_kept, normal, seed_everything, seed_of
+from adadp.testing.lots import Collate, Items, LockstepLots
+from adadp.testing.result import ROUNDING, Effect
+
+LOTS = 8
+"""How many lots a world runs, unless told."""
+
+_OPEN = 2.0**20  # a bound so wide that nothing is clipped
+_ABSENT = (2, 5)  # of nine lots, those that do not hold the example: nothing of it may be seen there
+_WIDTHS = {3: 1.0, 4: 2.0, 6: 4.0, 7: 8.0}  # of nine lots, those with a bound of so many typical gradients
+
+
+class Enough(BaseException):
+    """Ends a training function when enough lots were seen. Not an Exception, so that no loop takes it for one."""
+
+
+class _Differs(Enough):
+    """Ends the second world where it is not the first one any more."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """A release of the first world: private data and public numbers."""
+
+    run: int
+    kind: str
+    lot: int
+    event: Event
+    expected_lot: float
+    stddev: dict[str, Any]
+    sums: dict[str, Tensor]
+    given: dict[str, Tensor]  # what was released
+    state: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step of any optimizer: what its parameters and rates were afterwards."""
+
+    optimizer: str
+    rates: tuple[float, ...]
+    state: dict[str, tuple[float, ...]]
+
+
+@dataclass
+class Run:
+    """A private run inside the training function."""
+
+    number: int
+    optimizer: PrivateOptimizer
+    loader: PrivateLoader
+    places: list[int]
+    always: list[int]
+    bases: dict[int, float] = field(default_factory=dict)  # the loop's own bounds
+    typical: float | None = None  # the length of a gradient, from a lot in which nothing was clipped
+    scales: dict[int, float] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def bound(self) -> float:
+        """What is promised of a release, in units of what one example adds."""
+        return 2.0 if self.loader.sampling.neighbours is Neighbours.REPLACE_ONE else 1.0
+
+
+class World:
+    """Runs a training function once. With `earlier` it is the second world, compared with the first."""
+
+    def __init__(
+        self,
+        target: int,
+        *,
+        key: int,
+        lots: int,
+        always: tuple[int, ...] = (),
+        inside: bool = False,
+        earlier: World | None = None,
+    ) -> None:
+        self.always = always
+        self.target, self.key, self.lots, self.inside, self.earlier = target, key, lots, inside, earlier
+        self.runs: list[Run] = []
+        self.entries: list[Released | Stepped] = []
+        self.seen = 0  # releases of gradients
+        self.worst = Effect("")
+        self._squares: dict[tuple[int, int], float] = {}
+        self.draws: KeyedDraws = KeyedDraws(None if earlier is None else earlier.draws)
+        self.orders: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def run(self, train: Callable[[Any], Any], dataset: Any) -> None:
+        """Call `train(dataset)` until enough lots were released, or it ends.
+
+        Raises:
+            PrivacyError: the engine refused.
+            Exception: the function failed by itself.
+
+        """
+        hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        with warnings.catch_warnings(), generators_kept(), watched_by(self):
+            warnings.simplefilter("ignore", UntriedWarning)
+            warnings.simplefilter("ignore", BudgetWarning)
+            seed_everything(self.key, "start")
+            try:
+                with self.draws:
+                    train(dataset)
+            except Enough:
+                return
+            except NoGuaranteeError:
+                if self.seen == 0:
+                    raise  # else the loop asked for an epsilon, which there is none of while it is watched
+            finally:
+                hook.remove()
+        if self.earlier is not None and len(self.entries) < len(self.earlier.entries):
+            self._note(math.inf, None, why="the loop made fewer releases, or steps, with the example than without it")
+
+    # ---- what a run is made of --------------------------------------------------------------------------------------
+
+    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _Observer:
+        """A run begins: draw its lots, items and augmentation by key."""
+        always = [place for index in self.always for place in places_of(loader.dataset, index)]
+        run = Run(len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
+        self.runs.append(run)
+        inner, self.draws.batch_first = loader._loader, loader.batch_first
+        loader.sampling = LockstepLots(self, run, loader.sampling)
+        loader._loader = DataLoader(
+            Items(self, run, loader.dataset),
+            batch_sampler=inner.batch_sampler,
+            num_workers=0,  # a worker would draw for itself; what it does is done here, one item after the other
+            collate_fn=Collate(self, run, inner.collate_fn),
+        )
+        begin = loader.lots.on_hand_out
+
+        def handed_out(microbatch: Microbatch) -> None:
+            begin(microbatch)
+            self._handed_out(run, microbatch)
+
+        loader.lots.on_hand_out = handed_out
+        return _Observer(self, run)
+
+    def holds(self, lot: int) -> bool:
+        """Whether a lot holds the example, in the world that has it."""
+        return lot % 9 not in (*_ABSENT, 8)
+
+    def _handed_out(self, run: Run, microbatch: Microbatch) -> None:
+        if microbatch.index == 0:
+            if self.seen >= self.lots:
+                raise Enough
+            self._widen(run, microbatch.lot)
+        indices = tuple(microbatch.indices)
+        known = self.orders.pop(indices, indices)[: microbatch.count]
+        rows = (*known, *range(-1, len(known) - microbatch.count - 1, -1))
+        self.draws.rows = Rows(rows, (run.number, microbatch.lot))
+        seed_everything(self.key, run.number, "lot", microbatch.lot)
+
+    def _widen(self, run: Run, lot: int) -> None:
+        """Try other bounds than the loop's own: where all others are clipped anyway, little of a fault shows."""
+        parts = run.optimizer._step.clipping.objects()
+        if not all(type(part) is Flat or isinstance(part, Grouped) for part in parts):
+            run.scales[lot] = 1.0
+            return
+        flat = [part for part in parts if type(part) is Flat]
+        for part in flat:
+            run.bases.setdefault(id(part), part.max_grad_norm)
+        own = math.sqrt(sum(run.bases[id(part)] ** 2 for part in flat))
+        if self.earlier is not None:
+            scale = self.earlier.runs[run.number].scales.get(lot, 1.0)
+        elif lot % 9 == _ABSENT[0]:
+            scale = _OPEN
+        elif run.typical and lot % 9 in _WIDTHS:
+            scale = run.typical * _WIDTHS[lot % 9] / own
+        else:
+            scale = 1.0
+        run.scales[lot] = scale
+        for part in flat:
+            part.max_grad_norm = run.bases[id(part)] * scale
+
+    # ---- what it releases -------------------------------------------------------------------------------------------
+
+    def noising(self, run: Run, release: Unnoised) -> Release:
+        """Note a release, or compare it with the first world's; what it returns is released."""
+        self.seen += release.kind == "gradient"
+        scale = run.scales.get(release.lot, 1.0)
+        sums = {name: value.detach().double().cpu() for name, value in release.sums.items()}
+        stddev = {name: _double(value) for name, value in release.stddev.items() if name in sums}
+        state = prints(named(run.optimizer._step.capture.module))
+        if self.earlier is not None:
+            seen = Released(
+                run.number, release.kind, release.lot, release.event, release.expected_lot, stddev, sums, {}, state
+            )
+            given = self._compared(run, seen, release.noise_multiplier, scale)
+        else:
+            if scale == _OPEN and release.kind == "gradient":
+                length = math.sqrt(sum(float(value.square().sum()) for value in sums.values()))
+                run.typical = length / max(1, run.sizes.get(release.lot, 1)) if math.isfinite(length) else None
+            given = {name: self._noised(release, name, value, stddev[name]) / scale for name, value in sums.items()}
+            self.entries.append(
+                Released(
+                    run.number,
+                    release.kind,
+                    release.lot,
+                    release.event,
+                    release.expected_lot,
+                    stddev,
+                    sums,
+                    given,
+                    state,
+                )
+            )
+        return {name: given[name].to(value) for name, value in release.sums.items()}
+
+    def _noised(self, release: Unnoised, name: str, value: Tensor, stddev: Any) -> Tensor:
+        drawn = normal(seed_of(self.key, "noise", release.kind, release.lot, name, len(self.entries)), value.shape)
+        return value + torch.as_tensor(drawn) * torch.as_tensor(stddev)
+
+    def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.runs:
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        names = {id(value): name for run in self.runs for name, value in run.optimizer._parameters.items()}
+        state = prints(
+            (names.get(id(p), f"a parameter of shape {list(p.shape)} (number {i})"), p)
+            for i, p in enumerate(parameters)
+        )
+        rates = tuple(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
+        step = Stepped(type(optimizer).__name__, rates, state)
+        if self.earlier is None:
+            self.entries.append(step)
+            return
+        before = self._next(step)
+        if not isinstance(before, Stepped):
+            self._differ(None, f"{step.optimizer} stepped where the other world released a lot")
+        elif before.optimizer != step.optimizer or before.rates != step.rates:
+            self._differ(
+                None, f"the learning rates of {step.optimizer} are {step.rates}, without the example {before.rates}"
+            )
+        elif name := unlike(before.state, step.state):
+            self._differ(
+                name,
+                f"{step.optimizer} stepped on {name} with something that was not released",
+            )
+
+    # ---- comparing --------------------------------------------------------------------------------------------------
+
+    def _next(self, entry: Released | Stepped) -> Released | Stepped | None:
+        """The first world's entry in the place of this one."""
+        assert self.earlier is not None
+        place = len(self.entries)
+        self.entries.append(entry)
+        if place >= len(self.earlier.entries):
+            if self.seen > self.earlier.seen or isinstance(entry, Released):
+                self._differ(None, "the loop made more releases, or steps, with the example than without it")
+            raise Enough
+        return self.earlier.entries[place]
+
+    def _compared(self, run: Run, seen: Released, multiplier: float, scale: float) -> dict[str, Tensor]:
+        before = self._next(seen)
+        if not isinstance(before, Released) or (before.run, before.kind, before.lot) != (seen.run, seen.kind, seen.lot):
+            self._differ(None, "releases come in another order, or of other lots, than without the example")
+        assert isinstance(before, Released)
+        for what in ("event", "expected_lot"):
+            if getattr(before, what) != getattr(seen, what):
+                self._differ(
+                    None,
+                    f"the {what} of a release is {getattr(seen, what)}, without the example {getattr(before, what)}",
+                )
+        shapes = [{name: tuple(value.shape) for name, value in each.sums.items()} for each in (before, seen)]
+        if shapes[0] != shapes[1]:
+            self._differ(None, "other parameters are released than without the example")
+        for name, value in before.stddev.items():
+            if not _close(torch.as_tensor(value), torch.as_tensor(seen.stddev[name])):
+                self._differ(name, "the noise has another scale than without the example")
+        if name := unlike(before.state, seen.state):
+            self._differ(
+                name,
+                f"{name} differs before the release although all earlier releases were equal: something that was not "
+                "released changed it",
+            )
+        self._measure(run, before, seen, multiplier, scale)
+        return before.given
+
+    def _measure(self, run: Run, before: Released, seen: Released, multiplier: float, scale: float) -> None:
+        squares: dict[str, float] = {}
+        total, size = 0.0, 0.0
+        for name, summed in seen.sums.items():
+            difference = summed - before.sums[name]
+            total, size = total + float(difference.square().sum()), size + float(before.sums[name].square().sum())
+            share = difference / seen.stddev[name]
+            squares[name] = float(torch.where(difference == 0, 0.0, share).square().sum())
+        absent = not (self.inside and self.holds(seen.lot) and run.places)
+        if total <= ALIKE**2 * size and (absent or scale == _OPEN):
+            return
+        place = (run.number, seen.lot)
+        self._squares[place] = self._squares.get(place, 0.0) + sum(squares.values())
+        value = _sigma(seen.event, multiplier) * math.sqrt(self._squares[place])
+        value = math.inf if math.isnan(value) else value
+        parameter, why = max(squares, key=lambda name: squares[name]), ""
+        if absent:
+            value *= scale
+            if value <= ROUNDING:
+                return
+            value, why = math.inf, "the example is not in this lot, and moves its release"
+        if value > self.worst.value:
+            self.worst = Effect("", value, seen.lot, parameter, seen.kind, why)
+
+    def _differ(self, parameter: str | None, why: str) -> None:
+        lot = None if not self.runs or self.runs[-1].loader.current is None else self.runs[-1].loader.current.lot
+        self._note(math.inf, parameter, why=why, lot=lot)
+        raise _Differs
+
+    def _note(self, value: float, parameter: str | None, *, why: str, lot: int | None = None) -> None:
+        self.worst = Effect("", value, lot, parameter, None, why)
+
+
+class _Observer:
+    """Shows the world what one run releases."""
+
+    def __init__(self, world: World, run: Run) -> None:
+        self._world, self._run = world, run
+
+    def noising(self, release: Unnoised) -> Release | None:
+        """Release what the world says."""
+        return self._world.noising(self._run, release)
+
+    def noised(self, release: Unnoised, noisy: Release) -> None:
+        """Nothing more to note."""
+
+    def stepped(self, lot: int, gradient: Release) -> None:
+        """Nothing more to note."""
+
+
+def _sigma(event: Event, multiplier: float) -> float:
+    """The noise multiplier that a release is charged as."""
+    charged = event.claimed if isinstance(event, Uncovered) else event
+    return float(getattr(charged, "noise_multiplier", multiplier))
+
+
+def _double(value: float | Tensor) -> Any:
+    return value.detach().double().cpu() if isinstance(value, Tensor) else float(value)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=ALIKE, atol=0.0, equal_nan=True)
+
+
+__all__ = ["LOTS", "Enough", "PrivacyError", "World"]
