@@ -18,13 +18,13 @@ from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Loc
 from adadp.accounting.events import PoissonGaussian
 from adadp.algorithms.dpopt import OptimisedNoise
 from adadp.clipping import Grouped, PerLayer
+from adadp.errors import PrivacyError
 from adadp.gradients.factors import LowRank
 from adadp.gradients.spectrum import rounded_up
 from adadp.graphs import _CannotBeReplayedError, _State, _walk
-from adadp.noise import Randomness
-from adadp.errors import PrivacyError
 from adadp.loader import PrivateLoader
 from adadp.lot import State
+from adadp.noise import Randomness
 from adadp.sampling import FixedSize, Poisson
 from adadp.sources import Paid, Released, Source
 from tests.gradients.reference import spectrum_of
