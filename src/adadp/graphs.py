@@ -32,6 +32,8 @@ from adadp.step import PrivateStep
 
 #: Ordinary steps before the first recording: libraries choose their ways and kernels are compiled in them.
 WARM_UP = 2
+#: The first lot of the schedule of trials (`adadp.checks.schedule`) that is tried though steps are replayed.
+FIRST_BESIDE_REPLAYS = 512
 
 
 class TrainingStep:
@@ -55,16 +57,18 @@ class TrainingStep:
         self._recording: _Recording | None = None
         self._keeper: torch.cuda.CUDAGraph | None = None
         self._ordinary = 0
-        self._look = False  # whether the loss is tried on this lot
+        self._tries = False  # whether module and loss are tried on this lot
         optimizer._loader.whole_lots = True
 
     def __call__(self, *batch: Any) -> None:
         optimizer = self.optimizer
         lots, loader, whole = optimizer._loader.lots, optimizer._loader, optimizer._current()
         lots.refuse_other_batches(tree_leaves(batch))
-        self._look = optimizer._trial.loss_due(self.loss, whole)
-        with advising(whole.count, lambda size: self._fits(batch, whole.count, size)):
-            optimizer._trial.of_loss(self.loss, batch, whole)
+        # What a recording does is fixed: Python, which could change it, does not run. So it is tried less often.
+        self._tries = optimizer._trial.due(whole.lot) and (self._recording is None or whole.lot >= FIRST_BESIDE_REPLAYS)
+        if self._tries:
+            with advising(whole.count, lambda size: self._fits(batch, whole.count, size)):
+                optimizer._trial.of_loss(self.loss, batch, whole)
         size = loader.max_physical_batch_size
         if size is None or whole.count <= size or not (whole.index == 0 and whole.last):
             self._one(whole, batch)
@@ -80,6 +84,9 @@ class TrainingStep:
         """The work on one microbatch, recorded or replayed where it can be."""
         if self._outdated():  # by a step that was made elsewhere: what that left is completed by an ordinary one
             self._ordinary = min(self._ordinary, WARM_UP - 1)
+        if self._tries:  # the module is tried where it is called, and the host waits for what comes out
+            self._ordinarily(batch)
+            return
         if self.why_not is None and self._replayable(microbatch):
             try:
                 self._replay(microbatch, batch)
@@ -109,7 +116,7 @@ class TrainingStep:
         self.optimizer.zero_grad()
         with advising(count, lambda size: self._fits(batch, count, size)):
             losses = self.loss(*batch)
-            if self._look:
+            if self._tries:
                 self.optimizer.refuse_foreign_leaves(losses)
             _backward(self.optimizer, losses)
         self.optimizer.step()
