@@ -13,7 +13,7 @@ from adadp.cli import app
 from testing import loops
 from testing.loops import rows, trainer
 
-SCRIPT = '''
+SCRIPT = """
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -45,7 +45,7 @@ def weighted(dataset):
 
 def alone():
     run(data, None)
-'''
+"""
 
 
 @pytest.fixture
