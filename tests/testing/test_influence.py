@@ -211,7 +211,7 @@ def test_bad_arguments_say_what_there_is() -> None:
         influence(trainer(), rows(), among="friends")
 
 
-# ---- what it says where there is no number ----------------------------------------------------------------------------
+# ---- what it says where there is no number --------------------------------------------------------------------------
 
 
 def test_a_function_that_releases_nothing_has_no_number() -> None:
@@ -237,7 +237,7 @@ def test_a_loop_without_a_guarantee_has_no_number() -> None:
     assert found.epsilon is None
 
 
-# ---- it leaves nothing behind -----------------------------------------------------------------------------------------
+# ---- it leaves nothing behind ---------------------------------------------------------------------------------------
 
 
 def printing(path: Any) -> Any:
