@@ -54,6 +54,7 @@ FALSE: dict[str, tuple[Any, Any, str, str]] = {
     "a plain head": (loops.plain_head, rows(), "large", "own"),
     "skipped batches": (loops.skipping, rows(), "not a number", "own"),
     "an epoch ends with a loss": (loops.breaking, rows(), "not a number", "own"),
+    "the bound follows the losses": (loops.adaptive, rows(), "opposite", "own"),
     "the rate follows the loss": (loops.plateau, rows(), "other class", "own"),
 }  # fmt: skip
 
