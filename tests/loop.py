@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
-from adadp.optimizer import PrivateOptimizer
 from adadp.loader import PrivateLoader
+from adadp.optimizer import PrivateOptimizer
 
 Private = tuple[PrivacyEngine, nn.Module, PrivateOptimizer, PrivateLoader]
 cross_entropy = nn.CrossEntropyLoss()

@@ -22,8 +22,8 @@ from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import collection
 from adadp.gradients.clamped import Clamped
 from adadp.gradients.per_example import Dense
-from adadp.optimizer import PrivateOptimizer
 from adadp.loader import PrivateLoader
+from adadp.optimizer import PrivateOptimizer
 from adadp.sources import Paid, Probe, Raw, Released
 from adadp.step import Unnoised, _Early
 

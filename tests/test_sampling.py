@@ -24,9 +24,9 @@ from torch.utils.data import (
 
 from adadp.accounting.events import FixedSizeGaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.errors import ConfigurationError, TrainingLoopError
-from adadp.noise import Randomness, Stream
 from adadp.loader import PrivateLoader, check_loader
 from adadp.lot import State
+from adadp.noise import Randomness, Stream
 from adadp.sampling import FixedSize, Poisson, Shuffle, _bernoulli_positions
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import nn
 
 from adadp.engine import PrivacyEngine
-from adadp.optimizer import PrivateOptimizer
 from adadp.loader import PrivateLoader
+from adadp.optimizer import PrivateOptimizer
 from adadp.validation import check_module, fix, problems
 
 

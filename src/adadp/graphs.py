@@ -63,7 +63,8 @@ class TrainingStep:
         lots, loader, whole = optimizer._loader.lots, optimizer._loader, optimizer._current()
         lots.refuse_other_batches(tree_leaves(batch))
         self._look = optimizer._trial.loss_due(self.loss, whole)
-        optimizer._trial.of_loss(self.loss, batch, whole)
+        with advising(whole.count, lambda size: self._fits(batch, whole.count, size)):
+            optimizer._trial.of_loss(self.loss, batch, whole)
         size = loader.max_physical_batch_size
         if size is None or whole.count <= size or not (whole.index == 0 and whole.last):
             self._one(whole, batch)

@@ -115,7 +115,7 @@ def microbatches(number: int, indices: Sequence[int], size: int | None, planned:
 
 
 class Lots:
-    """The lots of one run, of which one is out at a time. `note` writes a reason for *none*, or a note, into the run."""
+    """The lots of one run, of which one is out at a time. `note` writes reasons for *none* and notes into the run."""
 
     def __init__(self) -> None:
         self.current: Microbatch | None = None

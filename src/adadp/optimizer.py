@@ -143,7 +143,7 @@ class PrivateOptimizer(Optimizer):
         return 0 if self._step.nonfinite is None else int(self._step.nonfinite)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer does; what a backward pass brought for this batch and no step has used is dropped."""
+        """As the wrapped optimizer does; what a backward pass brought for this batch, before any step, is dropped."""
         self._step.forget()
         self.original_optimizer.zero_grad(set_to_none)
 
@@ -295,7 +295,7 @@ class PrivateOptimizer(Optimizer):
         self._refuse_foreign_gradients()
         self._refuse_changed_rates(microbatch)
 
-    # ---- what no proof covers -----------------------------------------------------------------------------------------
+    # ---- what no proof covers -------------------------------------------------------------------------------------
 
     def _refuse_foreign_gradients(self) -> None:
         """A gradient on the weights that this optimizer has not put there is one of data that went past the engine."""

@@ -24,9 +24,9 @@ from adadp.accounting.ledger import Ledger
 from adadp.data import HELD_OUT_NOTE, Dataset, Table
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
+from adadp.loader import PrivateLoader
 from adadp.optimizer import BudgetWarning
 from adadp.plan import Plan
-from adadp.loader import PrivateLoader
 from adadp.settings import Settings, from_mapping
 from adadp.sources import InputMaker
 

@@ -28,8 +28,8 @@ from adadp import (
 )
 from adadp.accounting.events import PoissonGaussian
 from adadp.gradients import Capture, Gradients
-from adadp.noise import Randomness
 from adadp.lot import Lot, Microbatch
+from adadp.noise import Randomness
 from adadp.shape import Shape
 from adadp.sources import Source
 from adadp.step import PrivateStep

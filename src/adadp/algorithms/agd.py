@@ -18,8 +18,8 @@ from adadp.algorithms.search import Rules, SearchStep
 from adadp.clipping import Clipping, Flat
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
-from adadp.optimizer import PrivateOptimizer
 from adadp.loader import PrivateLoader, check_loader
+from adadp.optimizer import PrivateOptimizer
 
 
 class LineSearch(Optimizer):

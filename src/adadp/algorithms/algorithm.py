@@ -19,8 +19,8 @@ from adadp.clipping import Clipping
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.graphs import TrainingStep
-from adadp.optimizer import PrivateOptimizer
 from adadp.loader import PrivateLoader
+from adadp.optimizer import PrivateOptimizer
 from adadp.sources import InputMaker, Probe
 
 

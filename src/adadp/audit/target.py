@@ -20,9 +20,9 @@ from adadp.algorithms.dpsgd import DPSGD
 from adadp.clipping import Clipping
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
+from adadp.loader import PrivateLoader
 from adadp.noise import Randomness
 from adadp.optimizer import PrivateOptimizer
-from adadp.loader import PrivateLoader
 from adadp.sampling import Sampling
 from adadp.sources import InputMaker
 

@@ -12,8 +12,8 @@ _SEVERAL = (
     "Leave each record in once; weigh it in the loss, or train for more epochs."
 )
 _COMPUTED = (
-    "the dataset ({}) computes its items itself: statistics over all rows, records that serve as several rows, or rows that stand in "
-    "for others inside it cannot be seen"
+    "the dataset ({}) computes its items itself: statistics over all rows, records that serve as several rows, or rows "
+    "that stand in for others inside it cannot be seen"
 )
 
 

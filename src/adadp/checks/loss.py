@@ -22,6 +22,7 @@ from adadp.checks.seeds import seeded
 from adadp.checks.state import State
 from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
+from adadp.memory import out_of_memory
 
 _MIXES = (
     "the loss mixes examples: the gradient of one example's share changes with the others (a mean over all tokens of a "
@@ -50,7 +51,9 @@ class LossTrial:
             base, redrawn = self._norms(rows), self._norms(rows, seed=1)
         except PrivacyError:
             raise
-        except Exception:
+        except Exception as error:
+            if out_of_memory(error):
+                raise
             raise TrainingLoopError(f"{_UNKNOWN}. Let it take batches of any size.") from None
         self._refuse_crossing(rows, base)
         for run, kept in enumerate(splits(len(rows))):

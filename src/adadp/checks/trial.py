@@ -33,6 +33,7 @@ from adadp.checks.seeds import seeded
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.arithmetic import full_precision
+from adadp.memory import out_of_memory
 
 
 class Part(Protocol):
@@ -199,6 +200,8 @@ class Trial:
                 raise
             return attempt(turned)
         except Exception as error:
+            if out_of_memory(error):
+                raise
             for read in self._other_readings(parts, dims, part.count):
                 with suppress(RuntimeError, ValueError, IndexError, TypeError):
                     return attempt(read)
@@ -328,9 +331,9 @@ class Trial:
 
 
 _LOSSES = (
-    "each example's loss is computed by the loop in a way that is not known: that row i is not divided or weighted by something "
-    "of the other examples (a count, a length, a maximum) cannot be seen. A TrainingStep, which is given the loss as a "
-    "function, can try it, and so can the functions of adadp.losses on the model's outputs"
+    "each example's loss is computed by the loop in a way that is not known: that row i is not divided or weighted by "
+    "something of the other examples (a count, a length, a maximum) cannot be seen. A TrainingStep, which is given the "
+    "loss as a function, can try it; the functions of adadp.losses on the model's outputs are known"
 )
 _INPUTS = (
     "the loop changes a batch before it gives it to the model: that it does so row by row, without the other examples, "

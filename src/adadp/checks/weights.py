@@ -24,8 +24,10 @@ class Weights:
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._module = module
         # Flat lists of identities: compared at every step, so nothing is walked that need not be.
-        self._children = [(part._modules, _identities(part._modules)) for part in module.modules()]
-        self._parameters = [(part._parameters, _identities(part._parameters)) for part in module.modules()]
+        held: list[dict[str, Any]] = []
+        for part in module.modules():
+            held += [part._modules, part._parameters]
+        self._held = [(entries, _identities(entries)) for entries in held]
         self.note_groups(optimizer)
         self._reached: dict[str, None] = {}
         for name, parameter in module.named_parameters():
@@ -38,7 +40,7 @@ class Weights:
 
     def check(self) -> None:
         """Raise where a tensor that is trained is not one of those that were made private."""
-        for current, known in (*self._children, *self._parameters):
+        for current, known in self._held:
             if len(current) != len(known) or list(map(id, current.values())) != known:
                 raise TrainingLoopError(
                     "the module is not the one that was made private: a part or a parameter was added, replaced, tied "

@@ -90,6 +90,7 @@ class Capture:
         self._observed: Observed | None = None
         self._apart = False  # inside `aside`
         self._asleep = threading.local()  # a thread's own: others may run the model meanwhile
+        self._sleepers = 0  # threads that differentiate modules: torch.func puts tensors of its own in their places
         self._handles: list[Any] = []
         self._watch(frozenset(through_func))
 
@@ -220,7 +221,8 @@ class Capture:
 
     def _begin_pass(self) -> None:
         replaced = next((slot.name for slot in self._slots if slot.replaced), None)
-        if replaced is not None:  # putting the watched one back at the end would undo what the user did
+        # Putting the watched one back at the end of the pass would undo what the user did.
+        if replaced is not None and not self._sleepers:
             raise TrainingLoopError(
                 f"{replaced} is not the parameter that was made private: it was replaced or tied since "
                 "(load_state_dict(assign=True), decoder.weight = embedding.weight). Change the model first, then call "
@@ -324,10 +326,12 @@ class Capture:
     def _sleeping(self) -> Iterator[None]:
         """Watch nothing that this thread runs: layers run modules again to differentiate them."""
         self._asleep.here = True
+        self._sleepers += 1
         try:
             yield
         finally:
             self._asleep.here = False
+            self._sleepers -= 1
 
     # ---- after the backward pass -------------------------------------------------------------------------------
 

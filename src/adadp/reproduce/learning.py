@@ -22,13 +22,13 @@ from adadp.accounting.events import PoissonGaussian
 from adadp.algorithms import Algorithm
 from adadp.clipping import Clipping, Ellipsoid, Flat, Grouped
 from adadp.engine import PrivacyEngine
+from adadp.loader import PrivateLoader
 from adadp.optimizer import PrivateOptimizer
 from adadp.plan import derived
 from adadp.reproduce.accounts import Theorem1, noise_for
 from adadp.reproduce.bench import Bench
 from adadp.reproduce.distributions import look
 from adadp.reproduce.tasks import Prepared, prepare
-from adadp.loader import PrivateLoader
 from adadp.shape import Kronecker
 from adadp.sources import Public
 
