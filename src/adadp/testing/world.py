@@ -324,6 +324,9 @@ class World:
             if value <= ROUNDING:
                 return
             value, why = math.inf, "the example is not in this lot, and moves its release"
+        if scale != 1 and value > run.bound * (1 + ROUNDING):
+            bound = f"seen with a clipping bound {scale:.3g} times the loop's own"
+            why = f"{why} ({bound})" if why else f"one example changes what others add ({bound})"
         if value > self.worst.value:
             self.worst = Effect("", value, seen.lot, parameter, seen.kind, why)
 
