@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from adadp import PrivacyEngine
+from adadp import Flat, PrivacyEngine
 
 Train = Callable[[Any], None]
 
@@ -386,3 +386,19 @@ def _loop(dataset: Any, decide: Callable[[Tensor, Any], Any]) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+
+def adaptive(dataset: Any) -> None:
+    """The clipping bound follows the losses of the batch."""
+    clipping, model = Flat(1.0), net()
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), noise_multiplier=1.0, clipping=clipping,
+        data_loader=DataLoader(dataset, batch_size=8),
+    )  # fmt: skip
+    for _ in range(3):
+        for inputs, labels in loader:
+            losses = F.cross_entropy(model(inputs), labels, reduction="none")
+            optimizer.zero_grad()
+            optimizer.backward(losses)
+            optimizer.step()
+            clipping.max_grad_norm = float(losses.detach().median())

@@ -13,7 +13,7 @@ from adadp.cli import app
 from testing import loops
 from testing.loops import rows, trainer
 
-SCRIPT = '''
+SCRIPT = """
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -45,7 +45,7 @@ def weighted(dataset):
 
 def alone():
     run(data, None)
-'''
+"""
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_a_false_epsilon_is_reported_as_json(script: str) -> None:
     found = json.loads(done.output)
     assert found["verdict"] in ("exceeded", "refused")
     assert set(found) == {
-        "verdict", "says", "value", "bound", "epsilon", "delta", "example", "lot", "parameter", "kind", "why", "refused",
-        "reasons", "effects", "caveat",
+        "verdict", "says", "value", "bound", "epsilon", "delta", "example", "lot", "parameter", "kind", "why",
+        "refused", "reasons", "effects", "caveat",
     }  # fmt: skip
 
 
@@ -101,5 +101,5 @@ def test_mistakes_are_one_line(script: str, words: list[str], says: str) -> None
 
 def test_the_fixture_fails_a_false_loop(adadp_influence: Any) -> None:
     assert adadp_influence(trainer(), rows(), examples=["large"], among="own", lots=3).verdict == "within"
-    with pytest.raises(pytest.fail.Exception, match="exceeded|refused"):
+    with pytest.raises(pytest.fail.Exception, match=r"exceeded|refused"):
         adadp_influence(trainer(loops.class_weights), rows(), examples=["other class"], among="alike")

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from adadp.accounting.events import Neighbours
 from adadp.audit.attack import Transcript
 from adadp.audit.target import Target
-from adadp.errors import ConfigurationError
+from adadp.errors import ConfigurationError, UntriedWarning
 from adadp.optimizer import BudgetWarning
 
 Example = tuple[Tensor, int]
@@ -123,6 +123,7 @@ class ExampleThreat:
         seen: list[list[float]] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)
+            warnings.simplefilter("ignore", UntriedWarning)  # its loops are known, and are trained a thousand times
             for _, (batch, targets) in started.lots(setting.attacked):
                 before = judge.look(model) if self.white_box else None
                 started.optimizer.zero_grad()

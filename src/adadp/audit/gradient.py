@@ -18,7 +18,7 @@ from adadp.audit.examples import Examples
 from adadp.audit.observer import PER_STEP, Observer
 from adadp.audit.target import Started, Target
 from adadp.clipping import Release
-from adadp.errors import ConfigurationError
+from adadp.errors import ConfigurationError, UntriedWarning
 from adadp.optimizer import BudgetWarning
 
 DEFAULT_SIZES: Sizes = ((8, 4), (8, 4))
@@ -79,6 +79,7 @@ class GradientThreat:
         whole = self.target.options.get("loss_reduction") == "sum"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)  # a privacy filter may end a run: that is no surprise
+            warnings.simplefilter("ignore", UntriedWarning)  # its loops are known, and are trained a thousand times
             for lot, (role, *data) in started.lots(setting.attacked):
                 _step(started, world, role, data, lot, whole)
         started.engine.detach(started.model)
@@ -93,6 +94,7 @@ class GradientThreat:
         started.optimizer._step.capture.on_first_call = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)
+            warnings.simplefilter("ignore", UntriedWarning)  # its loops are known, and are trained a thousand times
             for lot, (role,) in started.lots(setting.steps):
                 _step(started, world, role, [], lot, False)
         return started

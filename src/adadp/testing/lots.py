@@ -43,6 +43,8 @@ class LockstepLots(Sampling):
         if isinstance(self._sampling, Poisson):
             chosen = coins < self._sampling.rate
             chosen[run.always] = True
+            chosen[run.places] = False
+            self._fill_pieces(chosen, lot)
             chosen[run.places] = holds and world.inside
             drawn = np.flatnonzero(chosen)
         else:
@@ -53,6 +55,13 @@ class LockstepLots(Sampling):
         run.sizes[lot] = len(drawn)
         self.current = lot
         return torch.as_tensor(drawn)
+
+    def _fill_pieces(self, chosen: np.ndarray[Any, np.dtype[np.bool_]], lot: int) -> None:
+        """Where lots come in pieces, let others fill theirs in every third lot: the example then makes one more."""
+        size = self._run.loader.max_physical_batch_size
+        if size and lot % 3 == 1:
+            others = np.flatnonzero(chosen)
+            chosen[others[len(others) - len(others) % size :]] = len(others) < size
 
     def event(self, noise_multiplier: float) -> Event:
         return self._sampling.event(noise_multiplier)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from adadp.accounting.events import Event, Neighbours, Uncovered
 from adadp.clipping import Flat, Grouped, Release
-from adadp.errors import NoGuaranteeError, PrivacyError, UntriedWarning
+from adadp.errors import NoGuaranteeError, UntriedWarning
 from adadp.loader import PrivateLoader
 from adadp.lot import Microbatch
 from adadp.observation import watched_by
@@ -58,8 +58,8 @@ class Released:
     expected_lot: float
     stddev: dict[str, Any]
     sums: dict[str, Tensor]
-    given: dict[str, Tensor]  # what was released
     state: dict[str, tuple[float, ...]]
+    given: dict[str, Tensor] = field(default_factory=dict)  # what was released
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Run:
     loader: PrivateLoader
     places: list[int]
     always: list[int]
-    bases: dict[int, float] = field(default_factory=dict)  # the loop's own bounds
+    bases: dict[int, float] = field(default_factory=dict)  # the loop's own bounds, by clipping
+    bounds: dict[int, float] = field(default_factory=dict)  # those of the lot that is out
     typical: float | None = None  # the length of a gradient, from a lot in which nothing was clipped
     scales: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -187,10 +188,13 @@ class World:
             return
         flat = [part for part in parts if type(part) is Flat]
         for part in flat:
-            run.bases.setdefault(id(part), part.max_grad_norm)
+            # A loop may change its bound between lots: its own, and not ours, is what others are multiples of.
+            before = run.bounds.get(id(part), part.max_grad_norm)
+            run.bases[id(part)] = run.bases.get(id(part), before) * part.max_grad_norm / before
         own = math.sqrt(sum(run.bases[id(part)] ** 2 for part in flat))
         if self.earlier is not None:
-            scale = self.earlier.runs[run.number].scales.get(lot, 1.0)
+            runs = self.earlier.runs
+            scale = runs[run.number].scales.get(lot, 1.0) if run.number < len(runs) else 1.0
         elif lot % 9 == _ABSENT[0]:
             scale = _OPEN
         elif run.typical and lot % 9 in _WIDTHS:
@@ -199,7 +203,7 @@ class World:
             scale = 1.0
         run.scales[lot] = scale
         for part in flat:
-            part.max_grad_norm = run.bases[id(part)] * scale
+            part.max_grad_norm = run.bounds[id(part)] = run.bases[id(part)] * scale
 
     # ---- what it releases -------------------------------------------------------------------------------------------
 
@@ -209,30 +213,24 @@ class World:
         scale = run.scales.get(release.lot, 1.0)
         sums = {name: value.detach().double().cpu() for name, value in release.sums.items()}
         stddev = {name: _double(value) for name, value in release.stddev.items() if name in sums}
-        state = prints(named(run.optimizer._step.capture.module))
+        seen = Released(
+            run=run.number,
+            kind=release.kind,
+            lot=release.lot,
+            event=release.event,
+            expected_lot=release.expected_lot,
+            stddev=stddev,
+            sums=sums,
+            state=prints(named(run.optimizer._step.capture.module)),
+        )
         if self.earlier is not None:
-            seen = Released(
-                run.number, release.kind, release.lot, release.event, release.expected_lot, stddev, sums, {}, state
-            )
             given = self._compared(run, seen, release.noise_multiplier, scale)
         else:
             if scale == _OPEN and release.kind == "gradient":
                 length = math.sqrt(sum(float(value.square().sum()) for value in sums.values()))
                 run.typical = length / max(1, run.sizes.get(release.lot, 1)) if math.isfinite(length) else None
             given = {name: self._noised(release, name, value, stddev[name]) / scale for name, value in sums.items()}
-            self.entries.append(
-                Released(
-                    run.number,
-                    release.kind,
-                    release.lot,
-                    release.event,
-                    release.expected_lot,
-                    stddev,
-                    sums,
-                    given,
-                    state,
-                )
-            )
+            self.entries.append(replace(seen, given=given))
         return {name: given[name].to(value) for name, value in release.sums.items()}
 
     def _noised(self, release: Unnoised, name: str, value: Tensor, stddev: Any) -> Tensor:
@@ -326,6 +324,9 @@ class World:
             if value <= ROUNDING:
                 return
             value, why = math.inf, "the example is not in this lot, and moves its release"
+        if scale != 1 and value > run.bound * (1 + ROUNDING):
+            bound = f"seen with a clipping bound {scale:.3g} times the loop's own"
+            why = f"{why} ({bound})" if why else f"one example changes what others add ({bound})"
         if value > self.worst.value:
             self.worst = Effect("", value, seen.lot, parameter, seen.kind, why)
 
@@ -369,4 +370,4 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=ALIKE, atol=0.0, equal_nan=True)
 
 
-__all__ = ["LOTS", "Enough", "PrivacyError", "World"]
+__all__ = ["LOTS", "Enough", "Run", "World"]
