@@ -4,7 +4,8 @@
     python benchmarks/trials.py [--device cuda] [--models mlp,transformer] [--out FILE]
 
 Steps on the lots of the schedule below 1,000 are timed beside ordinary ones, in a second run, so that what libraries
-choose and compile once for each process is not counted. The share is what the former take longer, over 1,000 of the latter.
+choose and compile once for each process is not counted. The share is what the former take longer, over 1,000 of the
+latter.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from adadp.step import PrivateStep
 #: Ordinary steps before the first recording: libraries choose their ways and kernels are compiled in them.
 WARM_UP = 2
 #: The first lot of the schedule of trials (`adadp.checks.schedule`) that is tried though steps are replayed.
-FIRST_BESIDE_REPLAYS = 512
+FIRST_BESIDE_REPLAYS = 1000
 
 
 class TrainingStep:

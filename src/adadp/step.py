@@ -41,7 +41,7 @@ class Unnoised:
 
 
 class Observer(Protocol):
-    """Sees what a step releases, before and after its noise (`PrivateOptimizer.observe`). The guarantee is none then."""
+    """Sees what a step releases, before and after its noise (`PrivateOptimizer.observe`): the guarantee is none."""
 
     def noising(self, release: Unnoised) -> Release | None:
         """Called before the noise is drawn. What is returned is released instead, as it is."""

@@ -165,5 +165,5 @@ def test_what_cannot_be_seen_of_a_dataset_is_said() -> None:
     assert unseen(ConcatDataset([Subset(PLAIN, [1]), PLAIN])) is None
     assert unseen(StackDataset(a=PLAIN, b=[1] * 10)) is None
     for dataset in (Computed(), Subset(Computed(), [1]), ConcatDataset([PLAIN, Computed()])):
-        assert "Computed computes its items itself" in str(unseen(dataset))
+        assert "the dataset (Computed) computes its items itself" in str(unseen(dataset))
     assert Run(Tokens(), dataset=Computed()).trial.untried.keys() == {"dataset"}

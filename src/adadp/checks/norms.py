@@ -33,7 +33,9 @@ def measured(capture: Capture, count: int) -> Norms:
             if form.count != count:
                 raise UnsupportedModuleError(CROSSED.format(owner(name, capture)))
         with torch.no_grad(), exact_arithmetic():
-            return {name: form.squared_norms() for name, form in forms.items()}
+            norms = [form.squared_norms().double() for form in forms.values()]
+            # One read for all of them: a GPU waits at each.
+            return dict(zip(forms, torch.stack(norms).cpu(), strict=True)) if norms else {}
 
     return _in_a_thread(work)
 
@@ -91,7 +93,7 @@ def alike(
 def _pairs(one: Norms, other: Norms) -> Iterator[tuple[str, Tensor, Tensor]]:
     for name, value in one.items():
         if name in other:
-            yield name, value.double().cpu(), other[name].double().cpu()
+            yield name, value, other[name]
 
 
 def _rounding(norms: Norms) -> float:
