@@ -565,3 +565,58 @@ def test_a_lot_that_failed_is_not_released_without_its_gradients(monkeypatch: py
     assert not engine._open().composition()
     step(model, optimizer, batch)  # run again, it is a lot like any other
     assert len(engine._open().composition()) == 1
+
+
+# ---- refused while training -----------------------------------------------------------------------------------------
+
+
+class _Mixes(nn.Module):
+    """Mixes examples from a given call on."""
+
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.layer, self.mixes = nn.Linear(3, 2), mixes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x - x.mean(0) if self.mixes else x)
+
+
+def test_a_refusal_before_anything_was_released_takes_no_number_away(tmp_path: Path) -> None:
+    """A ledger is not spoilt by a model that was refused at its first batch: nothing was released."""
+    path = tmp_path / "spent.jsonl"
+    with PrivacyEngine(ledger=path, dataset="d") as engine:
+        _, model, optimizer, loader = private(_Mixes(True), engine)
+        with pytest.raises(UnsupportedModuleError):
+            step(model, optimizer, next(iter(loader)))
+        assert engine.guarantee(DELTA).epsilon is None  # this loop's number
+    with PrivacyEngine(ledger=path, dataset="d") as engine:
+        _, model, optimizer, loader = private(_Mixes(False), engine)
+        epoch(model, optimizer, loader)
+        assert engine.guarantee(DELTA).epsilon is not None
+
+
+def test_a_refusal_after_releases_ends_the_run_without_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "spent.jsonl"
+    with PrivacyEngine(ledger=path, dataset="d") as engine:
+        _, model, optimizer, loader = private(_Mixes(False), engine)
+        batches = iter(loader)
+        step(model, optimizer, next(batches))
+        model.mixes = True
+        batch = next(batches)
+        with pytest.raises(UnsupportedModuleError):
+            step(model, optimizer, batch)
+    found = PrivacyEngine(ledger=path, dataset="d").guarantee(DELTA)
+    assert found.epsilon is None
+    assert any("refused while training" in reason for reason in found.reasons)
+
+
+def test_a_loop_that_goes_on_after_it_was_refused_has_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "spent.jsonl"
+    with PrivacyEngine(ledger=path, dataset="d") as engine:
+        _, model, optimizer, loader = private(engine=engine)
+        batches = iter(loader)
+        batch = next(batches)
+        with pytest.raises(TrainingLoopError):
+            next(batches)
+        step(model, optimizer, batch)
+    assert PrivacyEngine(ledger=path, dataset="d").guarantee(DELTA).epsilon is None

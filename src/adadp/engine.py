@@ -98,6 +98,7 @@ class PrivacyEngine:
         self._dataset = dataset
         self._runs: list[Run] = []
         self._lots: list[Lots] = []
+        self._record: _Record | None = None  # of the last run
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
 
@@ -107,7 +108,7 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        return {**vars(self), "_randomness": copy.copy(self._randomness), "_runs": [], "_lots": []}
+        return {**vars(self), "_randomness": copy.copy(self._randomness), "_runs": [], "_lots": [], "_record": None}
 
     # ---- making things private ----------------------------------------------------------------------------------
 
@@ -216,6 +217,7 @@ class PrivacyEngine:
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
+        record = self._record = _Record(run)
         for notice in capture.notices:
             warnings.warn(notice, stacklevel=2)
         step = step_class(
@@ -224,7 +226,7 @@ class PrivacyEngine:
             noise_multiplier=sigma,
             expected_lot=drawn.lot,
             event=event,
-            charge=run.charge,
+            charge=record.charge,
             randomness=randomness,
             mean_loss=loss_reduction == "mean",
             loss_scale=loss_scale,
@@ -233,7 +235,8 @@ class PrivacyEngine:
         around = _AroundCalls(loader.lots, trial)
         capture.on_first_call, capture.after_call = around, around.after
         loader.lots.on_hand_out = step.open
-        loader.lots.note = run.note
+        loader.lots.note = record.note
+        trial.on_refusal = lambda text: record.note(reasons=[f"refused while training: {text}"])
         self._lots.append(loader.lots)
         take(module, capture)
         _PRIVATE[module] = weakref.ref(capture)
@@ -341,10 +344,11 @@ class PrivacyEngine:
         neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
         strict = ledger.untried if self.strict else ()
         left = sum(lots.left for lots in self._lots)
+        waiting = () if self._record is None else self._record.waiting
         return ledger.guarantee(
             delta,
             accountant=self.accountant_name if neighbours == Neighbours.ADD_REMOVE else "rdp",
-            reasons=[f"strict=True, and this could not be tried: {text}" for text in strict],
+            reasons=[*waiting, *(f"strict=True, and this could not be tried: {text}" for text in strict)],
             notes=[f"lots that were handed out and left: {left}"] if left else [],
         )
 
@@ -454,6 +458,30 @@ class PrivacyEngine:
         self._runs.append(run)
         self._neighbours = sampling.neighbours
         return run
+
+
+class _Record:
+    """What a run does beside its charges. Reasons for *none* are written into the ledger once something was released.
+
+    A loop that is refused at its first batch has released nothing: it takes nobody's number away, unless it goes on.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.waiting: list[str] = []
+
+    def note(self, *, reasons: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+        if self._run.charged():
+            self._run.note(reasons=reasons, notes=notes)
+        else:
+            self.waiting += reasons
+            self._run.note(notes=notes)
+
+    def charge(self, event: Event) -> None:
+        if self.waiting:
+            self._run.note(reasons=self.waiting)
+            self.waiting = []
+        self._run.charge(event)
 
 
 class _AroundCalls:

@@ -72,6 +72,7 @@ class WatchedCriterion:
         self.used: object = None
         self._passed: set[Any] = set()
         self._refused: str | None = None
+        self.on_refusal: Callable[[str], None] = lambda text: None
         self._handle: Any = None
         if isinstance(criterion, nn.Module):
             self._handle = criterion.register_forward_pre_hook(self._Hook(self), with_kwargs=True)
@@ -108,6 +109,7 @@ class WatchedCriterion:
             self._try(parts, dims, count)
         except ConfigurationError as error:
             self._refused = str(error)
+            self.on_refusal(self._refused)
             raise
         self.used = capture.tag
 

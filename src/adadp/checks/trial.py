@@ -66,6 +66,7 @@ class Trial:
         self._dataset, self._collate = dataset, collate
         self._mean = loss_reduction == "mean"
         self.untried: dict[str, str] = {}
+        self.on_refusal: Callable[[str], None] = lambda text: None  # a refusal takes the run's number away
         self.undecided: set[int] = set()  # modules whose examples were too much alike so far
         self._modules = list(capture.module.modules())
         self._stages: dict[tuple[int, tuple[bool, ...]], int] = {}  # of a module in a mode: trials it passed
@@ -312,6 +313,7 @@ class Trial:
         self._criterion = watch_criterion(
             self._capture, criterion, "mean" if self._mean else "sum", self._criterion_due
         )
+        self._criterion.on_refusal = lambda text: self.on_refusal(text)
         return self._criterion
 
     def _criterion_due(self) -> bool:
@@ -327,6 +329,7 @@ class Trial:
 
     def _remembered(self, key: int, error: PrivacyError) -> PrivacyError:
         self._refused[key] = error
+        self.on_refusal(str(error))
         return error
 
 
