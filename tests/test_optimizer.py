@@ -127,11 +127,35 @@ def test_parameters_that_were_not_used_get_noise_too() -> None:
         _, model, optimizer, loader = private(model)
     step(model, optimizer, next(iter(loader)))
     assert model.idle.grad.abs().min() > 0
-    optimizer.zero_grad()
+
+
+def test_a_batch_that_was_not_differentiated_is_not_stepped_on() -> None:
+    """A guard against NaN that leaves the backward pass out skips a lot because of what is in it, noise or not."""
+    engine, model, optimizer, loader = private()
     batches = iter(loader)
+    step(model, optimizer, next(batches))
     next(batches)
-    optimizer.step()  # no backward pass at all
-    assert all(p.grad.abs().min() > 0 for p in model.parameters())
+    with pytest.raises(TrainingLoopError, match="without a backward pass"):
+        optimizer.step()
+    assert engine.guarantee(1e-5).epsilon is None
+
+
+@pytest.mark.parametrize("by", ["rows", "scalar"])
+def test_zero_grad_between_the_passes_is_the_order_of_many_tutorials(by: str) -> None:
+    found = []
+    for late in (False, True):
+        _, model, optimizer, loader = private(engine=PrivacyEngine(seed=2), noise_multiplier=1e-6, lr=0.0)
+        inputs, targets = next(iter(loader))
+        if not late:
+            optimizer.zero_grad()
+        losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+        if late:
+            optimizer.zero_grad()
+        optimizer.backward(losses) if by == "rows" else losses.mean().backward()
+        optimizer.step()
+        found.append(released(model))
+    torch.testing.assert_close(*found)
+    assert found[0].norm() > 1e-3
 
 
 def test_freezing_between_steps() -> None:
@@ -276,8 +300,11 @@ def test_accumulating_over_lots_is_refused() -> None:
     cross_entropy(model(inputs), targets).backward()
     with pytest.raises(TrainingLoopError, match="not called for it"):
         next(batches)
-    inputs, targets = next(iter(loader))  # a new iteration: the lot before was left
+    assert torch.equal(before, weights(model))
+    late = cross_entropy(model(inputs), targets)
+    inputs, targets = next(iter(loader))  # a new iteration: the lot before was left, and its gradients are gone
     cross_entropy(model(inputs), targets).backward()
+    late.backward()
     with pytest.raises(TrainingLoopError, match="earlier lot or microbatch"):
         optimizer.step()
     assert torch.equal(before, weights(model))

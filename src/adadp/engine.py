@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,15 @@ from torch.utils.data import DataLoader
 
 from adadp import observation
 from adadp.accounting.budget import Budget
-from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
+from adadp.accounting.events import (
+    Event,
+    FixedSizeGaussian,
+    Gaussian,
+    Neighbours,
+    PoissonGaussian,
+    RenyiBlock,
+    Uncovered,
+)
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
 from adadp.checks.dataset import problems_of
@@ -26,6 +36,7 @@ from adadp.checks.weights import take, taken, trained_before
 from adadp.clipping import Clipping, by_name
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
+from adadp.gradients.capture import copied_from
 from adadp.loader import PrivateLoader, check_loader
 from adadp.lot import Lots
 from adadp.noise import Randomness
@@ -36,6 +47,8 @@ from adadp.validation import check_module, check_optimizer, uncompiled
 
 #: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
 _PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
+#: The ledger that a module's training was charged to: whoever trains it on goes on from what it holds.
+_PAID: weakref.WeakKeyDictionary[nn.Module, Ledger] = weakref.WeakKeyDictionary()
 #: Clippings, shapes and sources that serve a run already: they keep its state.
 _SERVING: weakref.WeakSet[object] = weakref.WeakSet()
 
@@ -53,6 +66,9 @@ _STANDING = (
     "settings are public, and none was chosen by looking at the private data",
     "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
     "computes it, an example's gradient does not depend on the others of its batch",
+)
+_ONE_BY_ONE = (
+    "the batches hold one example each: whether the model and the loss keep examples apart could not be tried"
 )
 _PENALTY = "penalty= is a function of the weights alone: no private data is in it"
 _TRAINED_BEFORE = (
@@ -97,7 +113,8 @@ class PrivacyEngine:
         self._ledger_path = None if isinstance(ledger, Ledger) else ledger
         self._dataset = dataset
         self._runs: list[Run] = []
-        self._lots: list[Lots] = []
+        self._numbers = itertools.count()  # of runs: taken before they start, by whatever thread
+        self._left: list[Counter[str]] = []  # of lots, for each run
         self._record: _Record | None = None  # of the last run
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
@@ -108,7 +125,8 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        return {**vars(self), "_randomness": copy.copy(self._randomness), "_runs": [], "_lots": [], "_record": None}
+        fresh: dict[str, Any] = {"_runs": [], "_left": [], "_record": None, "_numbers": itertools.count()}
+        return {**vars(self), **fresh, "_randomness": copy.copy(self._randomness)}
 
     # ---- making things private ----------------------------------------------------------------------------------
 
@@ -184,7 +202,7 @@ class PrivacyEngine:
         if reasons:
             covered = event if isinstance(event, PoissonGaussian | FixedSizeGaussian) else None
             event = Uncovered("; ".join(reasons), covered)
-        randomness = self._randomness.spawn(f"run {len(self._runs)}")
+        randomness = self._randomness.spawn(f"run {next(self._numbers)}")
         loader = PrivateLoader(
             data_loader,
             drawn,
@@ -213,6 +231,8 @@ class PrivacyEngine:
                 randomness.assumption,
             ]
             untried = [*trial.untried.values(), *([_TRAINED_BEFORE] if trained else [])]
+            if min(drawn.lot, max_physical_batch_size or drawn.lot) == 1:
+                untried.append(_ONE_BY_ONE)
             run = self._start(drawn, sigma, chosen, steps, assumptions, untried)
         except BaseException:
             capture.detach()  # what is not made private is left as it was
@@ -232,13 +252,13 @@ class PrivacyEngine:
             loss_scale=loss_scale,
             count_nonfinite=expose_raw,
         )
-        around = _AroundCalls(loader.lots, trial)
-        capture.on_first_call, capture.after_call = around, around.after
         loader.lots.on_hand_out = step.open
         loader.lots.note = record.note
         trial.on_refusal = lambda text: record.note(reasons=[f"refused while training: {text}"])
-        self._lots.append(loader.lots)
+        self._left.append(loader.lots.left)
+        self._inherit(module)
         take(module, capture)
+        _PAID[module] = self._open()
         _PRIVATE[module] = weakref.ref(capture)
         _SERVING.update(chosen.objects())
         private = PrivateOptimizer(
@@ -252,6 +272,8 @@ class PrivacyEngine:
             penalty=penalty,
             expose_raw=expose_raw,
         )
+        around = _AroundCalls(loader.lots, trial, private)
+        capture.on_first_call, capture.after_call = around, around.after
         observation.attach(private, loader)
         return called, private, loader
 
@@ -289,6 +311,11 @@ class PrivacyEngine:
         from adadp.accounting.calibration import calibrate_noise  # the accounting stack is needed only here
 
         spent = self._open().composition()
+        if any(isinstance(kept, RenyiBlock) for kept, _ in spent):
+            raise ConfigurationError(
+                "this ledger's budget is kept by a filter for all of its runs, so there is no target for one of them: "
+                "use make_private(noise_multiplier=...), which ends where the budget does, or another ledger"
+            )
 
         def composition(noise_multiplier: float) -> list[tuple[Event, int]]:
             return [*spent, (drawn.event(noise_multiplier), planned)]
@@ -343,7 +370,7 @@ class PrivacyEngine:
         ledger = self._open()
         neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
         strict = ledger.untried if self.strict else ()
-        left = sum(lots.left for lots in self._lots)
+        left = sum(counter.total() for counter in self._left)
         waiting = () if self._record is None else self._record.waiting
         return ledger.guarantee(
             delta,
@@ -423,6 +450,15 @@ class PrivacyEngine:
             self._ledger = Ledger(path, dataset=self._dataset, neighbours=None, budget=budget)
         return self._ledger
 
+    def _inherit(self, module: nn.Module) -> None:
+        """Charge what was spent on these weights before, by another engine, or on those that they are a copy of."""
+        ledger = self._open()
+        copied = copied_from(module)
+        for source in (module, copied):
+            paid = None if source is None else _PAID.get(source)
+            if paid is not None and paid is not ledger:
+                ledger.inherit(paid.spending())
+
     def _start(
         self,
         sampling: Sampling,
@@ -487,16 +523,22 @@ class _Record:
 class _AroundCalls:
     """Before a module runs on the batch that is out, it must be that batch, and the module is tried."""
 
-    def __init__(self, lots: Lots, trial: Trial) -> None:
-        self._lots, self.trial = lots, trial
+    def __init__(self, lots: Lots, trial: Trial, optimizer: PrivateOptimizer) -> None:
+        self._lots, self.trial, self._optimizer = lots, trial, optimizer
+        self._part: object = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
         if self._lots.current is not None:
+            if self._part is not self._lots.current:
+                self._part = self._lots.current
+                self._optimizer.look_at_weights()
+                self.trial.handed_out()
             self._lots.refuse_other_batches(tree_leaves((args, kwargs)))
             self.trial.before_call(module, args, kwargs, self._lots.current)
 
     def after(self, output: Any) -> None:
         if self._lots.current is not None:
+            self._optimizer.look_at_weights(settle=True)
             self.trial.after_call(output, self._lots.current)
 
 

@@ -6,6 +6,7 @@ at a time (`adadp.lot`); what is fetched ahead is fetched in here.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -93,6 +94,11 @@ class PrivateLoader:
         """Whether the budget is spent: nothing more is given out."""
         return self.lots.stopped
 
+    def __reduce__(self) -> Any:
+        raise ConfigurationError(
+            "a private loader is not copied or pickled: the copy would give out the same lots again. Make a new run."
+        )
+
     def __len__(self) -> int:
         return len(self.sampling)
 
@@ -156,6 +162,14 @@ class PrivateLoader:
         return replace(microbatch, count=rows, batch=batch)
 
 
+def _kept(batch: Any) -> Any:
+    """The batch as it was handed out, though the loop may take things out of its containers."""
+    try:
+        return copy.copy(batch) if not isinstance(batch, Tensor) else batch
+    except Exception:
+        return batch
+
+
 class _Batches:
     """The batch sampler of the loader inside; it runs in the main process, ahead of the workers."""
 
@@ -195,7 +209,7 @@ class _Iteration:
         microbatch = self._ahead.popleft() if self._ahead else self._fetch()
         if self._stream is not None:
             self._arrived(microbatch.batch)
-        lots.hand_out(microbatch, self)
+        lots.hand_out(replace(microbatch, batch=_kept(microbatch.batch)), self)
         if self._loader.prefetch is not None and not self._ahead:
             self._prefetch()
         return microbatch.batch

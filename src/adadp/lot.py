@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,7 +122,7 @@ class Lots:
         self.current: Microbatch | None = None
         self.whole: Microbatch | None = None  # as it was handed out, where `current` is a part that was cut from it
         self.next = 0  # the number of the lot that will be opened next
-        self.left = 0  # how many lots were handed out and left
+        self.left: Counter[str] = Counter()  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
         self.note: Callable[..., None] = lambda **facts: None
         self.on_hand_out: Callable[[Microbatch], None] = lambda microbatch: None
@@ -169,7 +170,7 @@ class Lots:
         """A new iteration of the loader begins while a batch of an earlier one is out: the loop left that one."""
         assert self.current is not None
         self.current.of.drop(State.LEFT)
-        self.left += 1
+        self.left["lots"] += 1
         self.note(
             notes=[
                 "the loop left an iterator of the loader (a break, a peek) while a lot was out; that lot was not "

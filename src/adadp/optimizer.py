@@ -29,6 +29,18 @@ from adadp.step import Observer, PrivateStep
 Penalty = Callable[[nn.Module], Tensor]
 """A function of the weights alone, as a scalar."""
 
+_LOSS_ADDED = (
+    "the loss is a scalar that the loop differentiates: what it added to the criterion's, or to the module's own, "
+    "which were tried, cannot be seen. optimizer.backward(losses) with one loss for each example can be tried"
+)
+_KEEP = (
+    "the loop leaves examples out by step(keep=): that each is kept or not by itself and the weights alone, and not by "
+    "comparison with others, cannot be seen"
+)
+_TOUCHED = (
+    "the weights or buffers were changed by the loop, outside of the optimizer and of the module's calls: that nothing "
+    "of the data went into them cannot be seen"
+)
 SPENDING = "adadp"
 """Where `state_dict()` keeps what was spent."""
 
@@ -74,7 +86,7 @@ class PrivateOptimizer(Optimizer):
         self._run, self._ledger, self._trial, self._penalty = run, ledger, trial, penalty
         self._parameters = dict(module.named_parameters())
         self._own: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # the gradients that were set here, as they were set
-        self._warned = False
+        self._said: set[str] = set()  # what could not be tried, as far as it was said
         self.stepped = False
         for parameter in self._parameters.values():
             parameter.grad = None  # whatever stood here before was not made private
@@ -161,7 +173,7 @@ class PrivateOptimizer(Optimizer):
         spent = state_dict.get(SPENDING)
         if spent is not None:
             self._ledger.inherit(spent)
-        elif state_dict.get("state"):
+        else:
             self._run.note(untried=[_STATE_UNTRIED])
         self.original_optimizer.load_state_dict({key: part for key, part in state_dict.items() if key != SPENDING})
         self._weights.note_groups(self.original_optimizer)
@@ -259,6 +271,7 @@ class PrivateOptimizer(Optimizer):
             return loss
         if microbatch.last:
             self.original_optimizer.step()
+            self._weights.settle()
             self.stepped = True
         return loss
 
@@ -273,9 +286,12 @@ class PrivateOptimizer(Optimizer):
     def release(self, microbatch: Microbatch, keep: Tensor | None = None) -> None:
         """Add the microbatch whose backward pass has just ended; if it is its lot's last, set private gradients."""
         self.refuse_changes(microbatch)
+        self._step.refuse_misuse(microbatch)
+        self._refuse_missing_pass()
         self._refuse_mixed_passes()
         if keep is not None:
             self._check_keep(keep, microbatch)
+            self._run.note(untried=[_KEEP])
         if self._step.capture.recorded and self._step.rows is None:
             self._take_scalar_loss(microbatch)
         self._say_first()
@@ -288,6 +304,13 @@ class PrivateOptimizer(Optimizer):
         """The budget allows no further release: the loader gives out nothing more."""
         self._loader.lots.stopped = True
         warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=3)
+
+    def look_at_weights(self, settle: bool = False) -> None:
+        """Note where the loop has changed weights or buffers; with `settle`, the module itself may have."""
+        if settle:
+            self._weights.settle()
+        elif self._weights.touched():
+            self._trial.untried["weights"] = _TOUCHED
 
     def refuse_changes(self, microbatch: Microbatch) -> None:
         """Raise where the weights, what reached them or the rates are not what the release is made for."""
@@ -316,6 +339,19 @@ class PrivateOptimizer(Optimizer):
                     f"{name}.grad was set by hand: what stands there is not private. Leave .grad to the optimizer; "
                     "optimizer.zero_grad() clears it."
                 )
+
+    def _refuse_missing_pass(self) -> None:
+        """A lot whose gradients were left out is a lot that was skipped, noise or not."""
+        if self._step.capture.recorded or not any(p.requires_grad for p in self._parameters.values()):
+            return
+        self._loader.lots.note(
+            reasons=["optimizer.step() was called for a batch that was not differentiated: its lot was skipped"]
+        )
+        raise TrainingLoopError(
+            "optimizer.step() without a backward pass through the private module for the batch that is out: where that "
+            "depends on the batch (a guard against NaN), one example decides whether all others count. Differentiate "
+            "every batch: examples whose gradients are not finite count for nothing by themselves."
+        )
 
     def _refuse_mixed_passes(self) -> None:
         if self._step.rows is not None and self._step.capture.records != self._step.rows:
@@ -353,23 +389,20 @@ class PrivateOptimizer(Optimizer):
                 "examples, so that one example less can move every other's gradient. Use optimizer.backward(losses) "
                 "with one loss for each example, or loss_reduction='sum'."
             )
-        if not self._trial.loss_tried(microbatch):
-            reduction = "mean" if self._step.mean_loss else "sum"
-            self._run.note(untried=[_LOSS_UNTRIED.format(reduction=reduction)])
+        reduction = "mean" if self._step.mean_loss else "sum"
+        text = _LOSS_ADDED if self._trial.loss_tried(microbatch) else _LOSS_UNTRIED.format(reduction=reduction)
+        self._run.note(untried=[text])
 
     def _say_first(self) -> None:
-        """Once, before the first release: what the number rests on that nobody has tried."""
-        if self._warned:
-            return
-        self._warned = True
-        for text in self._trial.untried.values():
-            self._run.note(untried=[text])
-        untried = self._ledger.untried
-        if untried:
+        """Before the first release, and whenever there is more: what the number rests on that nobody has tried."""
+        if self._weights.touched():
+            self._trial.untried["weights"] = _TOUCHED
+        self._run.note(untried=list(self._trial.untried.values()))
+        new = [text for text in self._ledger.untried if text not in self._said]
+        if new:
+            self._said.update(new)
             warnings.warn(
-                "training starts, and its guarantee rests on what could not be tried: " + "; ".join(untried),
-                UntriedWarning,
-                stacklevel=5,
+                "the guarantee rests on what could not be tried: " + "; ".join(new), UntriedWarning, stacklevel=5
             )
 
     @torch.no_grad()
@@ -378,6 +411,8 @@ class PrivateOptimizer(Optimizer):
         for name, gradient in gradients.items():
             self._set(name, gradient)
         self.original_optimizer.step()
+        self._weights.settle()
+        self.stepped = True
         self._opt_called = True  # what learning-rate schedulers look at
 
     def _set_gradients(self, lot: Lot) -> None:
@@ -404,6 +439,11 @@ class PrivateOptimizer(Optimizer):
         with torch.enable_grad():
             value = self._penalty(self._step.capture.module)
             found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        if all(part is None for part in found):
+            raise ConfigurationError(
+                "penalty= has no gradient on the weights: it must be computed from the parameters themselves "
+                "(sum(p.square().sum() for p in module.parameters())), not by calling the module"
+            )
         return {name: part for name, part in zip(trained, found, strict=True) if part is not None}
 
     def _set(self, name: str, private: Tensor) -> None:

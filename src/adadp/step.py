@@ -93,6 +93,8 @@ class PrivateStep:
     def open(self, microbatch: Microbatch) -> None:
         """The loop holds this microbatch from now on."""
         self.rows = None
+        if microbatch.index == 0:
+            self.capture.discard()  # what the loop differentiated for a lot that it then left
         self.capture.work_on(microbatch, microbatch.count)
 
     def forget(self) -> None:

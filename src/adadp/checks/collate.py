@@ -68,6 +68,8 @@ class CollateTrial:
         if all(dim is None for dim in self._dims):
             raise ConfigurationError(MIXES)
         everywhere = list(range(len(self._items)))
+        # Drawn from a generator of its own, which is not seeded here: it is another one in each call.
+        self._unseeded = [not self._leaf_alike(place, base, again, everywhere) for place in range(len(base.leaves))]
         self._random = [
             not (
                 self._leaf_alike(place, base, again, everywhere) and self._leaf_alike(place, base, redrawn, everywhere)
@@ -153,6 +155,9 @@ class CollateTrial:
             if dim is None:
                 if _shape(one) == _shape(other) and not _alike(one, other):
                     self.untried["collate"] = _WHOLE
+                continue
+            if self._unseeded[place]:
+                self.untried["random collate"] = _RANDOM
                 continue
             if self._random[place] and (not drawn_alike or _row_shape(one, dim) != _row_shape(other, dim)):
                 if _row_shape(one, dim) != _row_shape(other, dim):

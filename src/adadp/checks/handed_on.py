@@ -15,9 +15,10 @@ class HandedOn:
     """Remembers the memory of what was returned, as long as somebody holds it, with the lot it was returned for."""
 
     def __init__(self) -> None:
-        self._lots: dict[int, tuple[StorageWeakRef, int]] = {}  # by the address of a storage, which the reference keeps
+        # By the address of a storage, which the reference keeps: the lot and the part of it that it was returned for.
+        self._lots: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}
 
-    def note(self, output: Any, lot: int) -> None:
+    def note(self, output: Any, lot: tuple[int, int]) -> None:
         """Remember what an outermost call returned."""
         for key, (reference, _) in list(self._lots.items()):
             if reference.expired():  # type: ignore[no-untyped-call]
@@ -31,8 +32,8 @@ class HandedOn:
         """Whether a tensor lies in what was returned."""
         return tensor.untyped_storage()._cdata in self._lots
 
-    def from_another(self, args: tuple[Any, ...], kwargs: dict[str, Any], lot: int) -> bool:
-        """Whether something among the arguments lies in what was returned for an earlier lot."""
+    def from_another(self, args: tuple[Any, ...], kwargs: dict[str, Any], lot: tuple[int, int]) -> bool:
+        """Whether something among the arguments lies in what was returned for an earlier lot, or part of this one."""
         if all(noted >= lot for _, noted in self._lots.values()):
             return False
         for given in (*args, *kwargs.values()):

@@ -63,17 +63,38 @@ def _candidates(output: Tensor, target: Tensor) -> Iterator[Loss]:
         yield lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none").flatten(1).mean(1)
 
 
-@torch.no_grad()
 def recognised(losses: Tensor, outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
-    """Whether `losses` [n] are those of a known loss on one of the outputs and one of the batch's leaves."""
+    """Whether `losses` [n] are those of a known loss on one of the outputs and one of the batch's leaves.
+
+    Values must agree, and so must the gradients that reach the output: what was detached, or scaled by a hook, has the
+    right value and another gradient.
+    """
     count = len(losses)
     found = losses.detach().float()
-    for output in (tensor.detach() for tensor in outputs if tensor.ndim and len(tensor) == count):
+    for output in (tensor for tensor in outputs if tensor.ndim and len(tensor) == count and tensor.requires_grad):
         for leaf in (tensor.detach().to(output.device) for tensor in leaves if tensor.ndim and len(tensor) == count):
-            real = leaf.to(output.dtype) if leaf.is_floating_point() or leaf.dtype == torch.bool else leaf
+            real = leaf.is_floating_point() or leaf.dtype == torch.bool
             for loss in _candidates(output, leaf):
                 with suppress(Exception):  # these do not fit it
-                    target = real.to(output.dtype) if loss in _REAL else real
-                    if torch.allclose(loss(output, target).float(), found, rtol=1e-2, atol=1e-4, equal_nan=True):
+                    own = output.detach().requires_grad_()
+                    with torch.enable_grad():
+                        values = loss(own, leaf.to(output.dtype) if real or loss in _REAL else leaf)
+                    if _agree(values.detach().float(), found, output.dtype) and _same_gradient(
+                        values, own, losses, output
+                    ):
                         return True
     return False
+
+
+def _same_gradient(values: Tensor, own: Tensor, losses: Tensor, output: Tensor) -> bool:
+    (wanted,) = torch.autograd.grad(values.sum(), own)
+    (given,) = torch.autograd.grad(losses.sum(), output, retain_graph=True, allow_unused=True)
+    return given is not None and _agree(wanted.float(), given.float(), output.dtype)
+
+
+def _agree(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Whether they are the same but for rounding, compared with their own size."""
+    rough = 3e-2 if dtype in (torch.bfloat16, torch.float16) else 1e-3
+    finite = one[one.isfinite()].abs()
+    size = float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(one, other, rtol=rough, atol=rough * 1e-2 * size, equal_nan=True)

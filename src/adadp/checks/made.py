@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adadp.checks.rows import chosen
 
-KINDS = ("zero", "large", "own", "ignored")
+KINDS = ("zero", "large", "own", "ignored", "missing")
 IGNORED = -100  # torch's label for "do not count this"
 
 
@@ -99,9 +99,13 @@ def _of_kind(row: Tensor, leaf: Any, kind: str, name: str) -> Tensor:
     if row.is_floating_point():
         if kind == "ignored":
             return row
+        if kind == "missing":
+            return torch.full_like(row, float("nan"))
         return row * 0 if kind == "zero" else row.nan_to_num(0.0, 0.0, 0.0) + _beyond(seen)
     if kind == "ignored":
         return _mostly_ignored(row, seen, name)
+    if kind == "missing":
+        return row
     value = seen.min() if kind == "zero" else seen.max()
     return value.expand_as(row)
 

@@ -38,7 +38,7 @@ class ModuleTrial:
         redrawn, fewer = self._runs.observe(rows, seed=1), self._runs.observe(rows[1:])
         self._refuse_statistics(buffers)
         self._refuse_memory(whole, again, fewer)
-        decided = self._replace(whole, fewer)
+        decided = self._replace(whole, redrawn, fewer)
         self._refuse_tables(whole, fewer)
         self._refuse_counting(whole, redrawn, fewer)
         places = [
@@ -63,22 +63,23 @@ class ModuleTrial:
                 break
         return rows, whole
 
-    def _replace(self, whole: Result, fewer: Result) -> bool:
+    def _replace(self, whole: Result, redrawn: Result, fewer: Result) -> bool:
         """Replace examples, and refuse where others change. Whether all of them were replaced by something else."""
         own = self._runs.leaves(self._rows)
         changed: set[int] = set()
         for run, kept in enumerate(splits(len(self._rows))):
             others = [place for place in self._all if place not in kept]
+            seed = run % 2  # with other random numbers every second time
             for kind in dict.fromkeys((KINDS[run % len(KINDS)], "own")):
                 rows = replaced(self._rows, kept, kind)
                 try:
                     leaves = self._runs.leaves(rows)
-                    found = self._runs.observe_leaves(leaves)
+                    found = self._runs.observe_leaves(leaves, seed)
                 except Exception:
                     if kind == "own":
                         raise
                     continue  # the model does not take such an example: another one is tried
-                self._refuse_mixing(whole, found, fewer, kept)
+                self._refuse_mixing(redrawn if seed else whole, found, fewer, kept)
                 changed.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
                 break
         return changed == set(self._all)
@@ -198,6 +199,17 @@ class ModuleTrial:
         crossing = crossed(plain, scaled, factors)
         if crossing is not None:
             raise UnsupportedModuleError(CROSSED.format(owner(crossing, self._runs.capture)))
+        # What scales gradients by something of the batch, and leaves the outputs as they are, shows here alone.
+        kept = [place for place in self._all if place % 2]
+        try:
+            rows = replaced(self._rows, kept, "large")
+            other = self._runs.norms(rows, lambda outputs: cotangent(outputs, places, [1.0] * len(factors)))
+        except UnsupportedModuleError:
+            raise
+        except Exception:
+            return  # the model does not take such examples
+        if not alike(plain, other, kept, max(self._coarse, 1e-2)):
+            raise UnsupportedModuleError(_GRADIENTS.format(self._runs.capture.module_name(self._module)))
 
     def _refuse_shared_scalars(self, places: Sequence[Rows | None], random: bool) -> None:
         """A loss that the module computes itself must be a plain mean (or sum) over examples."""
@@ -236,6 +248,10 @@ class ModuleTrial:
 _KEEPS = (
     "{} keeps something of the examples it saw (a queue, a centre, a hidden state) and uses it for later ones: it "
     "leaves its lot without noise. Compute it anew from each batch, or keep nothing that depends on examples."
+)
+_GRADIENTS = (
+    "{} mixes examples in its backward pass: replacing some examples of a batch changes the gradients of the others. "
+    "Use layers, hooks and autograd functions that work on each example alone."
 )
 _SCALAR = (
     "{} computes a loss inside that mixes examples: one example's share of it changes with the others, as in a mean "

@@ -109,16 +109,18 @@ def _matched(leaf: Any, real: Parts) -> tuple[int, Callable[[Tensor], Tensor]] |
     return None
 
 
-def is_among(leaf: Tensor, real: Parts) -> bool:
-    """Whether an argument is a part of the batch, whatever its shape and precision."""
+def is_among(leaf: Tensor, dim: int, real: Parts, dims: Sequence[int | None]) -> bool:
+    """Whether an argument is a part of the batch, row by row, whatever the rows' shape and precision."""
     if _matched(leaf, real) is not None:
         return True
-    return any(
-        isinstance(other, Tensor)
-        and other.numel() == leaf.numel()
-        and torch.equal(_plain(leaf.to(other.dtype)).flatten(), _plain(other).flatten())
-        for other in real.leaves
-    )
+    rows = leaf.detach().movedim(dim, 0).flatten(1) if leaf.ndim > 1 else leaf.detach().unsqueeze(1)
+    for other, own in zip(real.leaves, dims, strict=True):
+        if not isinstance(other, Tensor) or own is None or other.numel() != leaf.numel():
+            continue
+        given = other.detach().movedim(own, 0).flatten(1) if other.ndim > 1 else other.detach().unsqueeze(1)
+        if given.shape == rows.shape and torch.equal(_plain(rows), _plain(given.to(rows.device, rows.dtype))):
+            return True
+    return False
 
 
 def _plain(tensor: Tensor) -> Tensor:

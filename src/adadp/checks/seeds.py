@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,9 +16,14 @@ def on_a_gpu() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
+#: Added to every seed: what a model does with some probability only is met in some runs, whatever the probability.
+_OFFSET = secrets.randbelow(2**30)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch, numpy and random inside; the user's generators are put back afterwards."""
+    seed += _OFFSET
     devices = range(torch.cuda.device_count()) if on_a_gpu() else range(0)
     plain, arrays = random.getstate(), np.random.get_state()
     try:

@@ -112,7 +112,8 @@ def _put_back(place: dict[str, Any], was: dict[str, Any]) -> Callable[[], None]:
 
     def undo() -> None:
         for key in [key for key in place if key not in _NOT_OURS and key not in ours]:
-            del place[key]
+            if not isinstance(place[key], bool):  # that something was set up at the first call stays true
+                del place[key]
         place.update(was)
 
     return undo

@@ -33,6 +33,7 @@ from adadp.checks.seeds import seeded
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.arithmetic import full_precision
+from adadp.gradients.tap import backward_pass
 from adadp.memory import out_of_memory
 
 
@@ -69,10 +70,13 @@ class Trial:
         self.on_refusal: Callable[[str], None] = lambda text: None  # a refusal takes the run's number away
         self.undecided: set[int] = set()  # modules whose examples were too much alike so far
         self._modules = list(capture.module.modules())
-        self._stages: dict[tuple[int, tuple[bool, ...]], int] = {}  # of a module in a mode: trials it passed
+        self._stages: dict[tuple[int, tuple[bool, ...], int], int] = {}  # of a module in a mode: trials it passed
         self._refused: dict[int, PrivacyError] = {}
         self._handed_on = HandedOn()
-        self._outputs: list[Tensor] = []  # of the last call, until the losses that are made of them were tried
+        #: What calls for the microbatch that is out returned, until the losses that are made of them were tried.
+        self._outputs: list[Tensor] = []
+        self._same_inputs = False  # whether the model was given the batch's own tensors when it was tried
+        self._constants: dict[str, Any] = {}  # arguments that hold no rows, as they were when the module was tried
         self._own_loss: object = None  # the part for which a scalar that a module computed was differentiated
         self._criterion: WatchedCriterion | None = None
         self._collated: tuple[int, Recollated | None] | None = None  # at which stage, and what came out
@@ -86,7 +90,7 @@ class Trial:
     def due(self, lot: int) -> bool:
         """Whether something is tried on this lot: by the schedule, or in a mode that was not tried yet."""
         modes = self._modes()
-        passed = [reached for (_, mode), reached in self._stages.items() if mode == modes]
+        passed = [reached for (_, mode, _), reached in self._stages.items() if mode == modes]
         return max(passed, default=0) < stage(lot) or bool(self.undecided)
 
     def _modes(self) -> tuple[bool, ...]:
@@ -97,10 +101,11 @@ class Trial:
     def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
         """Try `module`, if that is due, on a few rows of what it is about to be called with."""
         self._raise_again(id(module))
-        if self._handed_on.from_another(args, kwargs, part.lot):
+        if self._handed_on.from_another(args, kwargs, _place(part)):
             raise self._remembered(id(module), TrainingLoopError(_HANDED_ON.format(self._capture.module_name(module))))
-        key = id(module), self._modes()
+        key = id(module), self._modes(), min(_place(part)[1], 1)
         if self._stages.get(key, 0) >= stage(part.lot):
+            self._glance(args, kwargs, part)
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
@@ -111,6 +116,7 @@ class Trial:
             return
         if part.count < 2:  # one example has nothing to mix with
             return
+        self._same_inputs = False
         try:
             with full_precision():  # with fewer bits, another number of examples may well be another result
                 conclusive = self._read_and_try(module, parts, dims, part)
@@ -161,26 +167,63 @@ class Trial:
     def _note_inputs(self, parts: Parts, dims: Sequence[int | None], part: Part) -> None:
         """Say so where the loop makes something of a batch that cannot be tried before it gives it to the model."""
         real = take_apart(part.batch, part.count)
-        for leaf, dim in zip(parts.leaves, dims, strict=True):
-            computed = isinstance(leaf, Tensor) and not leaf.requires_grad and not self._handed_on.knows(leaf)
-            if real.leaves and dim is not None and computed and not is_among(leaf, real):
+        own = [dimension(leaf, part.count, self._dimensions) for leaf in real.leaves]
+        if not any(dim is not None for dim in own):
+            return
+        memory = _memory(real.leaves)
+        for leaf, dim, name in zip(parts.leaves, dims, parts.names, strict=True):
+            if dim is None:
+                self._note_constant(leaf, name)
+            elif isinstance(leaf, Tensor) and not self._handed_on.knows(leaf) and not is_among(leaf, dim, real, own):
+                self.untried["inputs"] = _INPUTS
+        rows = [leaf for leaf, dim in zip(parts.leaves, dims, strict=True) if dim is not None]
+        self._same_inputs = all(isinstance(leaf, Tensor) and _address(leaf) in memory for leaf in rows)
+
+    def _note_constant(self, leaf: Any, name: str) -> None:
+        """What holds no rows may hold something of all of them: it must be the same for every lot."""
+        if isinstance(leaf, Tensor):
+            value: Any = leaf.detach().cpu() if leaf.is_floating_point() and leaf.numel() < 10**6 else None
+        else:
+            value = leaf if isinstance(leaf, float) else None
+        if value is None:
+            return
+        known = self._constants.setdefault(name, value)
+        same = torch.equal(known, value) if isinstance(known, Tensor) and isinstance(value, Tensor) else known == value
+        if not same:
+            self.untried["inputs"] = _INPUTS
+
+    def _glance(self, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
+        """Between trials: where the model was given the batch's own tensors, it still is."""
+        if not self._same_inputs or "inputs" in self.untried:
+            return
+        memory = _memory(take_apart(part.batch, part.count).leaves)
+        for given in (*args, *kwargs.values()):
+            rows = isinstance(given, Tensor) and dimension(given, part.count, self._dimensions) is not None
+            if memory and rows and _address(given) not in memory and not self._handed_on.knows(given):
                 self.untried["inputs"] = _INPUTS
 
     def after_call(self, output: Any, part: Part) -> None:
         """Remember what an outermost call returned: it must not come back with a later lot."""
-        self._handed_on.note(output, part.lot)
+        if backward_pass() != -1:
+            return  # checkpointing runs it again
+        self._handed_on.note(output, _place(part))
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        self._outputs = [leaf.detach() for leaf in leaves] if self.loss_due(self, part) else []
+        if self.loss_due(self, part):
+            self._outputs = [*self._outputs, *(leaf for leaf in leaves if leaf.requires_grad)][-8:]
         for leaf in leaves:
             if leaf.ndim == 0 and leaf.requires_grad:
                 leaf.register_hook(lambda _: setattr(self, "_own_loss", part))  # type: ignore[no-untyped-call]
 
     def loss_tried(self, part: Part) -> bool:
-        """Whether the scalar that was differentiated for `part` is one that was tried: a module's own, or criterion's.
+        """Whether a part of the scalar that was differentiated for `part` was tried: a module's own loss, or criterion.
 
-        What else the loop may have added to it is an assumption.
+        What the loop added to it cannot be seen.
         """
         return self._own_loss is part or (self._criterion is not None and self._criterion.used is part)
+
+    def handed_out(self) -> None:
+        """Another microbatch is out: what was returned for the last one is no longer of interest."""
+        self._outputs = []
 
     def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
         """Try the module as its arguments may be read: a length may be the number of examples by chance."""
@@ -268,11 +311,15 @@ class Trial:
 
     def loss_due(self, loss: object, part: Part) -> bool:
         """Whether a loss (for losses [n] of the loop: the trial itself) is to be tried on this part."""
-        return part.count > 1 and self._stages.get((id(loss), self._modes()), 0) < stage(part.lot)
+        return part.count > 1 and self._stages.get(self._key(loss, part), 0) < stage(part.lot)
+
+    def _key(self, tried: object, part: Part) -> tuple[int, tuple[bool, ...], int]:
+        """What is tried, in which mode, and whether it comes after another part of its lot."""
+        return id(tried), self._modes(), min(_place(part)[1], 1)
 
     def of_loss(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
         """Try `loss(*batch)`, a loss for each example or their plain mean (or sum), with all that it calls."""
-        key = id(loss), self._modes()
+        key = self._key(loss, part)
         self._raise_again(key[0])
         if not self.loss_due(loss, part):
             return
@@ -285,14 +332,18 @@ class Trial:
                 LossTrial(self._capture, loss, parts, dims, self._mean).refuse(
                     part.count, self._padded(parts, dims, part)
                 )
+            self._note_inputs(parts, dims, part)
         except PrivacyError as error:
             raise self._remembered(key[0], error) from error.__cause__
         self._stages[key] = stage(part.lot)
 
     def of_rows(self, losses: Tensor, part: Part) -> None:
         """Try losses [n] of a pass that has run: the gradient of each may reach its own example alone."""
-        key = id(self), self._modes()
+        key = self._key(self, part)
         self._raise_again(key[0])
+        if self._capture.recorded:  # a second backward pass of this batch, which is not tried
+            self.untried["loss"] = _LOSSES
+            return
         if not self.loss_due(self, part):
             return
         if losses.shape != (part.count,):
@@ -331,6 +382,18 @@ class Trial:
         self._refused[key] = error
         self.on_refusal(str(error))
         return error
+
+
+def _place(part: Part) -> tuple[int, int]:
+    return part.lot, getattr(part, "index", 0)
+
+
+def _address(tensor: Tensor) -> tuple[int, int]:
+    return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
+
+
+def _memory(leaves: Sequence[Any]) -> set[tuple[int, int]]:
+    return {_address(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
 
 
 _LOSSES = (

@@ -28,6 +28,8 @@ class Weights:
         for part in module.modules():
             held += [part._modules, part._parameters]
         self._held = [(entries, _identities(entries)) for entries in held]
+        self._values = [*module.parameters(), *module.buffers()]
+        self.settle()
         self.note_groups(optimizer)
         self._reached: dict[str, None] = {}
         for name, parameter in module.named_parameters():
@@ -53,6 +55,14 @@ class Weights:
                 "the optimizer's parameters were changed after make_private: what it steps on must be what is "
                 "released. Build the optimizer with all parameters first, then call make_private."
             )
+
+    def settle(self) -> None:
+        """Take all values as they are: they were changed by the optimizer, or by the module itself."""
+        self._versions = [value._version for value in self._values]
+
+    def touched(self) -> bool:
+        """Whether weights or buffers were changed since, by the loop that is: a copy of the data needs no noise."""
+        return [value._version for value in self._values] != self._versions
 
     def take_reached(self) -> str:
         """Name the parameters that a gradient reached from outside the module's calls since the last time; "" if none.

@@ -376,8 +376,8 @@ class Capture:
             return self._forms(records, None)
 
     def discard(self) -> None:
-        """Forget what was recorded."""
-        self._records = []
+        """Forget what was recorded. A pass that has run may still be differentiated, and is recorded then."""
+        self._records.clear()
         self._refusals.clear()
 
     def take(self, count: int) -> dict[str, PerExample]:
@@ -467,6 +467,15 @@ class _Hooks:
             after = self._after if torch.compiler.is_dynamo_compiling() else self._capture._after
             return after(module, args, kwargs, output)
         return None
+
+
+def copied_from(module: nn.Module) -> nn.Module | None:
+    """The watched module that this one is a copy of, as its hooks tell; None where it is none."""
+    for hook in module._forward_pre_hooks.values():
+        owner = getattr(hook, "__self__", None)
+        if isinstance(owner, _Hooks) and owner._capture.module is not module:
+            return owner._capture.module
+    return None
 
 
 class _NoHooks:

@@ -252,9 +252,10 @@ def test_reasons_of_every_run_are_in_every_guarantee(tmp_path: Path) -> None:
     """A loop that looked ahead yesterday has no number today either."""
     path = tmp_path / "ledger.jsonl"
     with PrivacyEngine(ledger=path, dataset="d") as first:
-        _, _, loader = private(first)
+        made = private(first)
+        train(*made)
         with pytest.raises(PrivacyError):
-            list(loader)
+            list(made[2])
         reasons = first.guarantee(DELTA).reasons
         assert reasons
     with PrivacyEngine(ledger=path, dataset="d") as second:
