@@ -176,7 +176,7 @@ def test_a_sound_engine_that_was_called_violated_is_suspicious() -> None:
 
 def test_a_planted_bug_is_violated_and_confirmed() -> None:
     target = audit.for_clipping(lambda task: HalfTheNoise(1.0), epsilon=2.0, setting=Setting(steps=1))
-    found = audit.audit(target, canaries=("flipping",), trials=700, seed=2)
+    found = audit.audit(target, canaries=("flipping",), trials=1000, seed=2)
     assert found.verdict == "violated"
     assert found.confirmation is not None
     assert found.confirmation["contradicts"]

@@ -364,7 +364,7 @@ def plateau(dataset: Any) -> None:
     """The rate follows the loss of the batch."""
 
     def decide(loss: Tensor, optimizer: Any) -> None:
-        optimizer.param_groups[0]["lr"] = 0.1 if loss < 1.45 else 0.05
+        optimizer.param_groups[0]["lr"] = 0.1 * float(loss.detach())
 
     _loop(dataset, decide)
 

@@ -697,3 +697,162 @@ def test_an_end_that_is_untried_is_told_from_one_that_is_false() -> None:
     right = [Untried(5.0, ("the loss",), True, ("the loss",)), NoNumber(("untried",))]
     check_unseen("loss", lambda **_: right.pop(0))
     assert right == []
+
+
+# ---- what fresh eyes got through, and no longer do --------------------------------------------------------------------
+
+
+def rows_by(change: Callable[[World, Any, int], None]) -> Callable[[World], None]:
+    """A loop that calls `change(world, batch, lot)` between zero_grad and step."""
+
+    def loop(world: World) -> None:
+        for batch in world.loader:
+            world.optimizer.zero_grad()
+            change(world, batch, world.loader.current.lot)
+            world.optimizer.step()
+
+    return loop
+
+
+def unseen_by(about: str, change: Callable[[World, Any, int], None], **options: Any) -> None:
+    inputs, wanted = options.pop("inputs", scattered()), labels(3)
+    worlds = [TensorDataset(inputs[:count], wanted[:count]) for count in (COUNT + 1, COUNT)]
+    loop = rows_by(change)
+    case = lambda **given: end(*worlds, line, None, loop, bounds=(0.1, 1.0), **options, **given)  # noqa: E731
+    ended = case(engine={})
+    assert isinstance(ended, Refused | NoNumber | Bounded | Untried), ended
+    strict = case(engine={"strict": True})
+    assert isinstance(strict, NoNumber | Refused), strict
+    if isinstance(ended, Untried):
+        assert names(about, ended.names), ended
+
+
+def each(world: World, batch: Any) -> Tensor:
+    return functional.cross_entropy(world.model(batch[0]), batch[1], reduction="none")
+
+
+def test_a_gradient_that_is_scaled_by_the_batch_is_not_a_known_loss() -> None:
+    """OGM: z * k + z.detach() * (1 - k) has the right value and another gradient."""
+
+    def modulated(world: World, batch: Any, lot: int) -> None:
+        outputs = world.model(batch[0])
+        factor = outputs.detach().abs().max()
+        scaled = outputs * factor + outputs.detach() * (1 - factor)
+        world.optimizer.backward(functional.cross_entropy(scaled, batch[1], reduction="none"))
+
+    unseen_by("loss", modulated)
+
+
+def test_a_gradient_hook_that_looks_at_the_batch_is_not_a_known_loss() -> None:
+    def hooked(world: World, batch: Any, lot: int) -> None:
+        outputs = world.model(batch[0])
+        outputs.register_hook(lambda gradient: gradient / gradient.abs().max())
+        world.optimizer.backward(functional.cross_entropy(outputs, batch[1], reduction="none"))
+
+    unseen_by("loss", hooked)
+
+
+def test_rows_that_are_detached_are_not_a_known_loss() -> None:
+    """Hard examples by detaching the others."""
+
+    def mined(world: World, batch: Any, lot: int) -> None:
+        losses = each(world, batch)
+        world.optimizer.backward(torch.where(losses >= losses.median(), losses, losses.detach()))
+
+    unseen_by("loss", mined)
+
+
+def test_tiny_losses_are_not_all_alike() -> None:
+    """Everything below 1e-4 was taken for any known loss."""
+
+    def weighted(world: World, batch: Any, lot: int) -> None:
+        losses = 1e-5 * each(world, batch)
+        weights = 1 + 50 * (batch[1] > 0)
+        world.optimizer.backward(losses * weights / weights.float().mean())
+
+    unseen_by("loss", weighted)
+
+
+def test_a_second_backward_pass_is_not_tried_and_that_is_said() -> None:
+    def twice(world: World, batch: Any, lot: int) -> None:
+        world.optimizer.backward(each(world, batch))
+        outputs = world.model(batch[0])
+        world.optimizer.backward(outputs.sum(1) / outputs.detach().abs().max())
+
+    unseen_by("loss", twice)
+
+
+def test_examples_that_are_chosen_by_comparison_are_said() -> None:
+    def small_loss(world: World) -> None:
+        for batch in world.loader:
+            world.optimizer.zero_grad()
+            losses = each(world, batch)
+            world.optimizer.backward(losses)
+            world.optimizer.step(keep=losses.detach() <= losses.detach().mean())
+
+    worlds = [TensorDataset(scattered()[:count], labels(3)[:count]) for count in (COUNT + 1, COUNT)]
+    ended = end(*worlds, line, None, small_loss, bounds=(0.1,), engine={"strict": True})
+    assert isinstance(ended, NoNumber), ended
+
+
+def test_what_is_found_after_the_first_lot_is_said_too() -> None:
+    """A warm-up of one lot, then losses that are balanced by the batch."""
+
+    def later(world: World, batch: Any, lot: int) -> None:
+        losses = each(world, batch)
+        world.optimizer.backward(losses if lot == 0 else losses / losses.detach().max())
+
+    data = TensorDataset(scattered(), labels(3))
+
+    def two_epochs(world: World) -> None:
+        for _ in range(2):
+            rows_by(later)(world)
+
+    world = run(data, line, None, two_epochs)
+    assert world.error is None, world.error
+    assert names("loss", world.engine.guarantee(1e-5).untried)
+
+
+def test_a_criterion_is_not_all_of_the_loss() -> None:
+    criterion = nn.CrossEntropyLoss()
+
+    def more(world: World, batch: Any, lot: int) -> None:
+        outputs = world.model(batch[0])
+        (criterion(outputs, batch[1]) + 10 * outputs.mean(0).square().sum()).backward()
+
+    unseen_by("loss", more, criterion=criterion)
+
+
+def test_weights_that_the_loop_fills_with_data_are_said() -> None:
+    """A dead unit that is revived with a feature of the batch."""
+
+    def revived(world: World, batch: Any, lot: int) -> None:
+        world.optimizer.backward(each(world, batch))
+        with torch.no_grad():
+            world.model.weight[0].copy_(batch[0][0])
+
+    unseen_by("weights", revived)
+
+
+class Context(nn.Module):
+    """Takes something beside its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, middle: Tensor) -> Tensor:
+        return self.head(x - middle)
+
+
+def test_a_statistic_that_the_loop_gives_the_model_is_said() -> None:
+    def given(world: World, batch: Any, lot: int) -> None:
+        outputs = world.model(batch[0], batch[0].mean(0))
+        world.optimizer.backward(functional.cross_entropy(outputs, batch[1], reduction="none"))
+
+    def two_epochs(world: World) -> None:
+        for _ in range(2):
+            rows_by(given)(world)
+
+    world = run(TensorDataset(scattered()[:32], labels(3)[:32]), Context, None, two_epochs, lot=16)
+    assert world.error is not None or names("loop", world.engine.guarantee(1e-5).untried)
