@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from loop import cross_entropy, data, epoch, mlp, private, released, step, weights
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from adadp import Ellipsoid, Flat, Grouped, Local, Paid, PrivacyEngine, Probe, Raw, Released

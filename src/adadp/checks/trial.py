@@ -30,6 +30,7 @@ from adadp.checks.rows import Parts, dimension, take_apart
 from adadp.checks.runs import Runs
 from adadp.checks.schedule import stage
 from adadp.checks.seeds import seeded
+from adadp.checks.state import State
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.arithmetic import full_precision
@@ -76,6 +77,7 @@ class Trial:
         #: What calls for the microbatch that is out returned, until the losses that are made of them were tried.
         self._outputs: list[Tensor] = []
         self._same_inputs = False  # whether the model was given the batch's own tensors when it was tried
+        self._attributes: State | None = None  # of the module, when the first lot had gone through it
         self._constants: dict[str, Any] = {}  # arguments that hold no rows, as they were when the module was tried
         self._own_loss: object = None  # the part for which a scalar that a module computed was differentiated
         self._criterion: WatchedCriterion | None = None
@@ -117,6 +119,7 @@ class Trial:
         if part.count < 2:  # one example has nothing to mix with
             return
         self._same_inputs = False
+        self._note_attributes(part)
         try:
             with full_precision():  # with fewer bits, another number of examples may well be another result
                 conclusive = self._read_and_try(module, parts, dims, part)
@@ -173,20 +176,36 @@ class Trial:
         memory = _memory(real.leaves)
         for leaf, dim, name in zip(parts.leaves, dims, parts.names, strict=True):
             if dim is None:
-                self._note_constant(leaf, name)
+                self._note_constant(leaf, name, part)
             elif isinstance(leaf, Tensor) and not self._handed_on.knows(leaf) and not is_among(leaf, dim, real, own):
                 self.untried["inputs"] = _INPUTS
         rows = [leaf for leaf, dim in zip(parts.leaves, dims, strict=True) if dim is not None]
         self._same_inputs = all(isinstance(leaf, Tensor) and _address(leaf) in memory for leaf in rows)
 
-    def _note_constant(self, leaf: Any, name: str) -> None:
+    def _note_attributes(self, part: Part) -> None:
+        """Say so where the loop has put other tensors into the module's attributes since the first lot."""
+        before, self._attributes = self._attributes, None
+        if before is not None and part.lot == 1:
+            now = State(self._capture.module)
+            for path in before.values.keys() | now.values.keys():
+                one, other = before.values.get(path), now.values.get(path)
+                tensors = [value for value in (one, other) if isinstance(value, Tensor)]  # numbers may count epochs
+                if tensors and not (len(tensors) == 2 and _same_values(*tensors)):
+                    self.untried["attributes"] = _ATTRIBUTES
+
+    def _note_constant(self, leaf: Any, name: str, part: Part) -> None:
         """What holds no rows may hold something of all of them: it must be the same for every lot."""
+        rows_elsewhere = isinstance(leaf, Tensor) and leaf.is_floating_point() and part.count in leaf.shape
+        if rows_elsewhere and not self._handed_on.knows(leaf):
+            self.untried["inputs"] = _INPUTS
         if isinstance(leaf, Tensor):
             value: Any = leaf.detach().cpu() if leaf.is_floating_point() and leaf.numel() < 10**6 else None
         else:
             value = leaf if isinstance(leaf, float) else None
         if value is None:
             return
+        if part.lot > 0 and name not in self._constants:  # there was none for the first lot: it came of something
+            self.untried["inputs"] = _INPUTS
         known = self._constants.setdefault(name, value)
         same = torch.equal(known, value) if isinstance(known, Tensor) and isinstance(value, Tensor) else known == value
         if not same:
@@ -207,6 +226,8 @@ class Trial:
         if backward_pass() != -1:
             return  # checkpointing runs it again
         self._handed_on.note(output, _place(part))
+        if part.lot == 0:
+            self._attributes = State(self._capture.module)
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if self.loss_due(self, part):
             self._outputs = [*self._outputs, *(leaf for leaf in leaves if leaf.requires_grad)][-8:]
@@ -388,6 +409,10 @@ def _place(part: Part) -> tuple[int, int]:
     return part.lot, getattr(part, "index", 0)
 
 
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
+
+
 def _address(tensor: Tensor) -> tuple[int, int]:
     return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
 
@@ -396,6 +421,10 @@ def _memory(leaves: Sequence[Any]) -> set[tuple[int, int]]:
     return {_address(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
 
 
+_ATTRIBUTES = (
+    "the loop puts tensors into the module between its calls: that they are not made of examples cannot be seen. What "
+    "the module computes in its calls can be tried"
+)
 _LOSSES = (
     "each example's loss is computed by the loop in a way that is not known: that row i is not divided or weighted by "
     "something of the other examples (a count, a length, a maximum) cannot be seen. A TrainingStep, which is given the "

@@ -699,7 +699,7 @@ def test_an_end_that_is_untried_is_told_from_one_that_is_false() -> None:
     assert right == []
 
 
-# ---- what fresh eyes got through, and no longer do --------------------------------------------------------------------
+# ---- what fresh eyes got through, and no longer do ------------------------------------------------------------------
 
 
 def rows_by(change: Callable[[World, Any, int], None]) -> Callable[[World], None]:
