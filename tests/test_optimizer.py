@@ -36,7 +36,9 @@ def reference(model: nn.Module, inputs: Tensor, targets: Tensor, bound: float, l
 @pytest.mark.parametrize("scale", [1.0, 128.0])
 def test_the_denominator_is_the_expected_lot(reduction: str, physical: int | None, scale: float) -> None:
     settings = {"loss_reduction": reduction, "max_physical_batch_size": physical, "loss_scale": scale}
-    _, model, optimizer, loader = private(noise_multiplier=QUIET, max_grad_norm=0.3, lr=0.0, **settings)
+    _, model, optimizer, loader = private(
+        engine=PrivacyEngine(seed=1), noise_multiplier=QUIET, max_grad_norm=0.3, lr=0.0, **settings
+    )
     criterion = nn.CrossEntropyLoss(reduction=reduction)
     lots: dict[int, list[tuple[Tensor, Tensor]]] = {}
     sizes = set()

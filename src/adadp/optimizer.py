@@ -295,6 +295,7 @@ class PrivateOptimizer(Optimizer):
         if self._step.capture.recorded and self._step.rows is None:
             self._take_scalar_loss(microbatch)
         self._say_first()
+        self._trial.handed_out()  # what it kept of this batch holds the graph, which holds the module
         with advising(microbatch.count):
             self._step.add(microbatch, keep)
         if microbatch.last:

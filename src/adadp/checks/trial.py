@@ -243,7 +243,7 @@ class Trial:
         return self._own_loss is part or (self._criterion is not None and self._criterion.used is part)
 
     def handed_out(self) -> None:
-        """Another microbatch is out: what was returned for the last one is no longer of interest."""
+        """Another microbatch is out, or this one was stepped on: what was returned for it is no longer of interest."""
         self._outputs = []
 
     def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
