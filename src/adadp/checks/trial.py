@@ -76,6 +76,7 @@ class Trial:
         self._handed_on = HandedOn()
         #: What calls for the microbatch that is out returned, until the losses that are made of them were tried.
         self._outputs: list[Tensor] = []
+        self._tried_for: object = None  # the microbatch on which a module was tried last
         self._same_inputs = False  # whether the model was given the batch's own tensors when it was tried
         self._attributes: State | None = None  # of the module, when the first lot had gone through it
         self._constants: dict[str, Any] = {}  # arguments that hold no rows, as they were when the module was tried
@@ -107,7 +108,12 @@ class Trial:
             raise self._remembered(id(module), TrainingLoopError(_HANDED_ON.format(self._capture.module_name(module))))
         key = id(module), self._modes(), min(_place(part)[1], 1)
         if self._stages.get(key, 0) >= stage(part.lot):
-            self._glance(args, kwargs, part)
+            if self._tried_for is part:  # a further call for a batch on which the module was tried
+                parts = take_apart((args, kwargs), part.count)
+                dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+                self._note_inputs(parts, dims, part)
+            else:
+                self._glance(args, kwargs, part)
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
@@ -118,7 +124,7 @@ class Trial:
             return
         if part.count < 2:  # one example has nothing to mix with
             return
-        self._same_inputs = False
+        self._same_inputs, self._tried_for = False, part
         self._note_attributes(part)
         try:
             with full_precision():  # with fewer bits, another number of examples may well be another result
