@@ -84,7 +84,7 @@ def measured(name: str, device: torch.device, replayed: bool, rounds: int) -> di
     return {
         "step_ms": 1e3 * ordinary,
         "first_trial_ms": 1e3 * (tried[0] - ordinary),
-        "later_trials_ms": 1e3 * statistics.median(seconds - ordinary for seconds in tried[3:]),
+        "later_trials_ms": 1e3 * statistics.median(seconds - ordinary for seconds in tried[1:]),
         "share": extra / (STEPS * ordinary),
         "share_without_the_first": (extra - max(0.0, tried[0] - ordinary)) / (STEPS * ordinary),
     }

@@ -87,6 +87,8 @@ class PrivateOptimizer(Optimizer):
         self._parameters = dict(module.named_parameters())
         self._own: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # the gradients that were set here, as they were set
         self._said: set[str] = set()  # what could not be tried, as far as it was said
+        self._known: tuple[int, str] | None = None  # how much of it there was, and of which kind a scalar loss is
+        self._scalar = ""
         self.stepped = False
         for parameter in self._parameters.values():
             parameter.grad = None  # whatever stood here before was not made private
@@ -174,6 +176,7 @@ class PrivateOptimizer(Optimizer):
         if spent is not None:
             self._ledger.inherit(spent)
         else:
+            self._trial.untried["state"] = _STATE_UNTRIED
             self._run.note(untried=[_STATE_UNTRIED])
         self.original_optimizer.load_state_dict({key: part for key, part in state_dict.items() if key != SPENDING})
         self._weights.note_groups(self.original_optimizer)
@@ -291,7 +294,7 @@ class PrivateOptimizer(Optimizer):
         self._refuse_mixed_passes()
         if keep is not None:
             self._check_keep(keep, microbatch)
-            self._run.note(untried=[_KEEP])
+            self._trial.untried["keep"] = _KEEP
         if self._step.capture.recorded and self._step.rows is None:
             self._take_scalar_loss(microbatch)
         self._say_first()
@@ -392,12 +395,18 @@ class PrivateOptimizer(Optimizer):
             )
         reduction = "mean" if self._step.mean_loss else "sum"
         text = _LOSS_ADDED if self._trial.loss_tried(microbatch) else _LOSS_UNTRIED.format(reduction=reduction)
-        self._run.note(untried=[text])
+        if text != self._scalar:
+            self._scalar = text
+            self._run.note(untried=[text])
 
     def _say_first(self) -> None:
         """Before the first release, and whenever there is more: what the number rests on that nobody has tried."""
         if self._weights.touched():
             self._trial.untried["weights"] = _TOUCHED
+        known = len(self._trial.untried), self._scalar
+        if known == self._known:
+            return  # asking the ledger costs more than the rest of this
+        self._known = known
         self._run.note(untried=list(self._trial.untried.values()))
         new = [text for text in self._ledger.untried if text not in self._said]
         if new:

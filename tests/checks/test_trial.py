@@ -463,3 +463,22 @@ def test_the_trial_leaves_no_gradient_and_no_random_number_behind() -> None:
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
+
+
+def test_a_switch_that_is_turned_is_tried_at_once() -> None:
+    """Mixing that is switched on after a warm-up, between two trials of the schedule."""
+
+    class Switched(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixes = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.f(centred(x) if self.mixes else x)
+
+    run = Run(Switched())
+    for lot in range(5):
+        run(normal(8, 6), lot=lot)
+    run.model.mixes = True
+    with pytest.raises(UnsupportedModuleError, match="mixes"):
+        run(normal(8, 6), lot=5)

@@ -141,6 +141,8 @@ def private(task: Task, replayed: bool = False) -> Step:
         if not clipping.local:
             raise RuntimeError("the box is not on, so that this would be the time of flat clipping")
     unrecorded = ordinarily if replayed else None
+    if replayed:
+        ordinarily()  # losses that a loop differentiates itself are tried at their first
     if not isinstance(clipping, Ellipsoid):
         return Step(run, optimizer.zero_grad, unrecorded=unrecorded)
     source = clipping.source

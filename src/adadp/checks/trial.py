@@ -70,7 +70,13 @@ class Trial:
         self.untried: dict[str, str] = {}
         self.on_refusal: Callable[[str], None] = lambda text: None  # a refusal takes the run's number away
         self.undecided: set[int] = set()  # modules whose examples were too much alike so far
-        self._modules = list(capture.module.modules())
+        # Whether a module trains, and whatever else can be switched on and off in it.
+        self._switches = [
+            (part.__dict__, name)
+            for part in capture.module.modules()
+            for name, value in part.__dict__.items()
+            if isinstance(value, bool)
+        ]
         self._stages: dict[tuple[int, tuple[bool, ...], int], int] = {}  # of a module in a mode: trials it passed
         self._refused: dict[int, PrivacyError] = {}
         self._handed_on = HandedOn()
@@ -97,7 +103,7 @@ class Trial:
         return max(passed, default=0) < stage(lot) or bool(self.undecided)
 
     def _modes(self) -> tuple[bool, ...]:
-        return tuple([module.training for module in self._modules])
+        return tuple([bool(entries.get(name)) for entries, name in self._switches])
 
     # ---- a call of a module ----------------------------------------------------------------------------------------
 
