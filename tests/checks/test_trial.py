@@ -482,3 +482,19 @@ def test_a_switch_that_is_turned_is_tried_at_once() -> None:
     run.model.mixes = True
     with pytest.raises(UnsupportedModuleError, match="mixes"):
         run(normal(8, 6), lot=5)
+
+
+def test_a_loss_that_is_gone_does_not_answer_for_another() -> None:
+    """Functions are told apart by where they lie, and a new one may lie where an old one lay."""
+    run = Run(nn.Linear(6, 3))
+    inputs, wanted = normal(12, 6), torch.arange(12) % 3
+    refused = 0
+    for _ in range(20):
+        run.trial.of_loss(lambda x, y: F.cross_entropy(run.model(x), y), (inputs, wanted), run.out(1, 12))
+        try:
+            run.trial.of_loss(
+                lambda x, y: F.cross_entropy(run.model(x - x.mean(0)), y), (inputs, wanted), run.out(1, 12)
+            )
+        except PrivacyError:
+            refused += 1
+    assert refused == 20

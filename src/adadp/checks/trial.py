@@ -79,6 +79,7 @@ class Trial:
         ]
         self._stages: dict[tuple[int, tuple[bool, ...], int], int] = {}  # of a module in a mode: trials it passed
         self._refused: dict[int, PrivacyError] = {}
+        self._losses: dict[int, Callable[..., Tensor]] = {}
         self._handed_on = HandedOn()
         #: What calls for the microbatch that is out returned, until the losses that are made of them were tried.
         self._outputs: list[Tensor] = []
@@ -353,6 +354,7 @@ class Trial:
     def of_loss(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
         """Try `loss(*batch)`, a loss for each example or their plain mean (or sum), with all that it calls."""
         key = self._key(loss, part)
+        self._losses[key[0]] = loss  # alive, so that no other is taken for it
         self._raise_again(key[0])
         if not self.loss_due(loss, part):
             return
