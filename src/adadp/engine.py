@@ -28,7 +28,7 @@ from adadp.accounting.events import (
     RenyiBlock,
     Uncovered,
 )
-from adadp.accounting.guarantee import Guarantee
+from adadp.accounting.guarantee import PUBLIC_NUMBER, Guarantee
 from adadp.accounting.ledger import Ledger, Run
 from adadp.checks.dataset import problems_of
 from adadp.checks.trial import Trial
@@ -62,8 +62,8 @@ _STANDING = (
     "item i of the dataset is made from record i alone, and no record is in it twice",
     "the initial weights, buffers, tokenizer and preprocessing were made without this data, or their cost is in this "
     "ledger; other runs on this data are in this ledger too, or cost extra",
-    "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets; all "
-    "settings are public, and none was chosen by looking at the private data",
+    PUBLIC_NUMBER,
+    "all settings are public, and none was chosen by looking at the private data",
     "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
     "computes it, an example's gradient does not depend on the others of its batch",
 )

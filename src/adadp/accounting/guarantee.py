@@ -26,6 +26,9 @@ from adadp.accounting.events import (
 )
 from adadp.errors import AccountingError, ConfigurationError, NoGuaranteeError
 
+PUBLIC_NUMBER = (
+    "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets"
+)
 FIXED_BEFOREHAND = (
     "noise multipliers, sampling rates and numbers of releases were fixed beforehand and did not depend on "
     "earlier outputs"

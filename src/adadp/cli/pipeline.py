@@ -11,12 +11,8 @@ from typing import Annotated
 import typer
 
 from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian
+from adadp.accounting.guarantee import PUBLIC_NUMBER
 from adadp.errors import ConfigurationError
-
-# The one wording for it, wherever a rate q is printed.
-PUBLIC_NUMBER = (
-    "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets"
-)
 
 _MOST_EXAMPLES, _MOST_STEPS = 10**12, 10**9
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6

@@ -130,7 +130,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         self.n_features_in_ = columns
         self.events_ = events
         self.assumptions_ = (
-            "neighbours differ in one row; the number of rows is not assumed to be public",
+            "neighbours differ in one row; the scales do not use the number of rows",
             "the number, the order and the types of the columns are public",
             *seed_assumption(seed),
         )
