@@ -72,7 +72,7 @@ def test_what_cannot_be_seen_is_said():
 
 
 def test_the_number_of_rows_is_not_assumed():
-    assert any("number of rows is not assumed" in a for a in DPStandardScaler().fit(table(100)).assumptions_)
+    assert any("do not use the number of rows" in a for a in DPStandardScaler().fit(table(100)).assumptions_)
 
 
 @pytest.mark.filterwarnings("ignore")
