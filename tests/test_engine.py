@@ -620,3 +620,35 @@ def test_a_loop_that_goes_on_after_it_was_refused_has_no_number(tmp_path: Path) 
             next(batches)
         step(model, optimizer, batch)
     assert PrivacyEngine(ledger=path, dataset="d").guarantee(DELTA).epsilon is None
+
+
+# ---- spending follows weights within a process ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["detached", "copied"])
+def test_a_model_that_was_private_before_brings_what_it_cost(way: str) -> None:
+    first, model, optimizer, loader = private()
+    epoch(model, optimizer, loader)
+    second = PrivacyEngine()
+    if way == "copied":
+        model = copy.deepcopy(model)
+    else:
+        first.detach(model)
+    _, model, optimizer, loader = private(model, second)
+    epoch(model, optimizer, loader)
+    assert sum(charged(second).values()) == 8  # four lots each
+    assert second.get_epsilon(DELTA) > first.get_epsilon(DELTA)
+
+
+def test_state_of_an_optimizer_brings_what_it_cost_once() -> None:
+    first, model, optimizer, loader = private(optimizer=torch.optim.Adam)
+    epoch(model, optimizer, loader)
+    saved, weights_then = optimizer.state_dict(), model.state_dict()
+    second, model, optimizer, loader = private(optimizer=torch.optim.Adam)
+    model.load_state_dict(weights_then)
+    for _ in range(2):
+        optimizer.load_state_dict(saved)
+    optimizer.load_state_dict(optimizer.state_dict())  # as accelerate does
+    epoch(model, optimizer, loader)
+    assert sum(charged(second).values()) == 8
+    assert second.get_epsilon(DELTA) > first.get_epsilon(DELTA)

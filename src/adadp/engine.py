@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from adadp import observation
@@ -28,7 +27,7 @@ from adadp.accounting.events import (
     RenyiBlock,
     Uncovered,
 )
-from adadp.accounting.guarantee import PUBLIC_NUMBER, Guarantee
+from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
 from adadp.checks.dataset import problems_of
 from adadp.checks.trial import Trial
@@ -38,12 +37,13 @@ from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
 from adadp.gradients.capture import copied_from
 from adadp.loader import PrivateLoader, check_loader
-from adadp.lot import Lots
 from adadp.noise import Randomness
 from adadp.optimizer import Penalty, PrivateOptimizer
 from adadp.sampling import SAMPLINGS, Sampling
+from adadp.standing import ONE_BY_ONE, PENALTY, STANDING, TRAINED_BEFORE
 from adadp.step import PrivateStep
 from adadp.validation import check_module, check_optimizer, uncompiled
+from adadp.watch import AroundCalls, Record
 
 #: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
 _PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
@@ -51,30 +51,6 @@ _PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.W
 _PAID: weakref.WeakKeyDictionary[nn.Module, Ledger] = weakref.WeakKeyDictionary()
 #: Clippings, shapes and sources that serve a run already: they keep its state.
 _SERVING: weakref.WeakSet[object] = weakref.WeakSet()
-
-#: What every guarantee rests on, the most often broken first.
-_STANDING = (
-    "nothing computed from a batch decides what the loop does next (skip, stop, rate, curriculum, checkpoint, log): "
-    "losses and metrics of private batches are for the curator's eyes, and end nothing",
-    "row i of the losses is computed from example i and the weights alone, not divided by a number of tokens, a length "
-    "or a maximum of the batch; a scalar loss is a {reduction} over examples of such terms",
-    "row i of what the module is given is example i of the loader's batch, and weights meet data in its calls only",
-    "item i of the dataset is made from record i alone, and no record is in it twice",
-    "the initial weights, buffers, tokenizer and preprocessing were made without this data, or their cost is in this "
-    "ledger; other runs on this data are in this ledger too, or cost extra",
-    PUBLIC_NUMBER,
-    "all settings are public, and none was chosen by looking at the private data",
-    "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
-    "computes it, an example's gradient does not depend on the others of its batch",
-)
-_ONE_BY_ONE = (
-    "the batches hold one example each: whether the model and the loss keep examples apart could not be tried"
-)
-_PENALTY = "penalty= is a function of the weights alone: no private data is in it"
-_TRAINED_BEFORE = (
-    "the weights were changed many times, or had gradients, before make_private: if they were trained on this data "
-    "without privacy, no number here holds for the model"
-)
 
 
 class PrivacyEngine:
@@ -115,7 +91,7 @@ class PrivacyEngine:
         self._runs: list[Run] = []
         self._numbers = itertools.count()  # of runs: taken before they start, by whatever thread
         self._left: list[Counter[str]] = []  # of lots, for each run
-        self._record: _Record | None = None  # of the last run
+        self._record: Record | None = None  # of the last run
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
 
@@ -225,19 +201,19 @@ class PrivacyEngine:
             if criterion is not None:
                 trial.of_criterion(criterion)
             assumptions = [
-                *(text.format(reduction=loss_reduction) for text in _STANDING),
-                *([] if penalty is None else [_PENALTY]),
+                *(text.format(reduction=loss_reduction) for text in STANDING),
+                *([] if penalty is None else [PENALTY]),
                 *chosen.assumptions,
                 randomness.assumption,
             ]
-            untried = [*trial.untried.values(), *([_TRAINED_BEFORE] if trained else [])]
+            untried = [*trial.untried.values(), *([TRAINED_BEFORE] if trained else [])]
             if min(drawn.lot, max_physical_batch_size or drawn.lot) == 1:
-                untried.append(_ONE_BY_ONE)
+                untried.append(ONE_BY_ONE)
             run = self._start(drawn, sigma, chosen, steps, assumptions, untried)
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
-        record = self._record = _Record(run)
+        record = self._record = Record(run)
         for notice in capture.notices:
             warnings.warn(notice, stacklevel=2)
         step = step_class(
@@ -272,7 +248,7 @@ class PrivacyEngine:
             penalty=penalty,
             expose_raw=expose_raw,
         )
-        around = _AroundCalls(loader.lots, trial, private)
+        around = AroundCalls(loader.lots, trial, private)
         capture.on_first_call, capture.after_call = around, around.after
         observation.attach(private, loader)
         return called, private, loader
@@ -494,52 +470,6 @@ class PrivacyEngine:
         self._runs.append(run)
         self._neighbours = sampling.neighbours
         return run
-
-
-class _Record:
-    """What a run does beside its charges. Reasons for *none* are written into the ledger once something was released.
-
-    A loop that is refused at its first batch has released nothing: it takes nobody's number away, unless it goes on.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.waiting: list[str] = []
-
-    def note(self, *, reasons: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
-        if self._run.charged():
-            self._run.note(reasons=reasons, notes=notes)
-        else:
-            self.waiting += reasons
-            self._run.note(notes=notes)
-
-    def charge(self, event: Event) -> None:
-        if self.waiting:
-            self._run.note(reasons=self.waiting)
-            self.waiting = []
-        self._run.charge(event)
-
-
-class _AroundCalls:
-    """Before a module runs on the batch that is out, it must be that batch, and the module is tried."""
-
-    def __init__(self, lots: Lots, trial: Trial, optimizer: PrivateOptimizer) -> None:
-        self._lots, self.trial, self._optimizer = lots, trial, optimizer
-        self._part: object = None
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
-        if self._lots.current is not None:
-            if self._part is not self._lots.current:
-                self._part = self._lots.current
-                self._optimizer.look_at_weights()
-                self.trial.handed_out()
-            self._lots.refuse_other_batches(tree_leaves((args, kwargs)))
-            self.trial.before_call(module, args, kwargs, self._lots.current)
-
-    def after(self, output: Any) -> None:
-        if self._lots.current is not None:
-            self._optimizer.look_at_weights(settle=True)
-            self.trial.after_call(output, self._lots.current)
 
 
 def _number(name: str, value: float) -> float:

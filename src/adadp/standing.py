@@ -1,0 +1,29 @@
+"""What a guarantee rests on, in words: the assumptions of every run, and what is seen to be untried at its start."""
+
+from __future__ import annotations
+
+from adadp.accounting.guarantee import PUBLIC_NUMBER
+
+#: What every guarantee rests on, the most often broken first.
+STANDING = (
+    "nothing computed from a batch decides what the loop does next (skip, stop, rate, curriculum, checkpoint, log): "
+    "losses and metrics of private batches are for the curator's eyes, and end nothing",
+    "row i of the losses is computed from example i and the weights alone, not divided by a number of tokens, a length "
+    "or a maximum of the batch; a scalar loss is a {reduction} over examples of such terms",
+    "row i of what the module is given is example i of the loader's batch, and weights meet data in its calls only",
+    "item i of the dataset is made from record i alone, and no record is in it twice",
+    "the initial weights, buffers, tokenizer and preprocessing were made without this data, or their cost is in this "
+    "ledger; other runs on this data are in this ledger too, or cost extra",
+    PUBLIC_NUMBER,
+    "all settings are public, and none was chosen by looking at the private data",
+    "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
+    "computes it, an example's gradient does not depend on the others of its batch",
+)
+ONE_BY_ONE = (
+    "the batches hold one example each: whether the model and the loss keep examples apart could not be tried"
+)
+PENALTY = "penalty= is a function of the weights alone: no private data is in it"
+TRAINED_BEFORE = (
+    "the weights were changed many times, or had gradients, before make_private: if they were trained on this data "
+    "without privacy, no number here holds for the model"
+)
