@@ -33,6 +33,10 @@ _RANDOM = "the collate function draws random numbers: what they decide was tried
 _WHOLE = "the collate function gives values of the whole batch, which may change with any of its items"
 
 
+#: Random numbers that decide something rarely, as which of a few tokens are masked, may well come out alike twice.
+_REDRAWS = 24
+
+
 @dataclass(frozen=True)
 class Recollated:
     """What a collate function makes of a few items, and of the same with one (`changed`) made longer."""
@@ -57,12 +61,12 @@ class CollateTrial:
     def recollated(self) -> Recollated | None:
         """Refuse a function that mixes items. None where it could not be tried; `untried` says so."""
         try:
-            base, again, redrawn = (self._made(self._items, seed) for seed in (0, 0, 1))
+            base, again, *redrawn = (self._made(self._items, seed) for seed in (0, *range(_REDRAWS)))
         except Exception:
             self.untried["collate"] = _UNTRIED
             return None
         self._dims = [dimension(leaf, len(self._items), self._dimensions) for leaf in base.leaves]
-        if base.unknown or not _same_form(base, again) or not _same_form(base, redrawn):
+        if base.unknown or not all(_same_form(base, other) for other in (again, *redrawn)):
             self.untried["collate"] = _UNTRIED
             return None
         if all(dim is None for dim in self._dims):
@@ -71,9 +75,7 @@ class CollateTrial:
         # Drawn from a generator of its own, which is not seeded here: it is another one in each call.
         self._unseeded = [not self._leaf_alike(place, base, again, everywhere) for place in range(len(base.leaves))]
         self._random = [
-            not (
-                self._leaf_alike(place, base, again, everywhere) and self._leaf_alike(place, base, redrawn, everywhere)
-            )
+            not all(self._leaf_alike(place, base, other, everywhere) for other in (again, *redrawn))
             for place in range(len(base.leaves))
         ]
         self._replace(base)
