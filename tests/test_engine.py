@@ -652,3 +652,15 @@ def test_state_of_an_optimizer_brings_what_it_cost_once() -> None:
     epoch(model, optimizer, loader)
     assert sum(charged(second).values()) == 8
     assert second.get_epsilon(DELTA) > first.get_epsilon(DELTA)
+
+
+def test_a_model_whose_cost_cannot_be_joined_is_left_as_it_was() -> None:
+    """Its earlier run protects against another kind of neighbour: refused, and nothing goes on watching it."""
+    first, model, optimizer, loader = private(sampling="fixed")
+    epoch(model, optimizer, loader)
+    first.detach(model)
+    hooks = len(model._forward_pre_hooks)
+    with pytest.raises(LedgerError):
+        private(model, PrivacyEngine())
+    assert len(model._forward_pre_hooks) == hooks
+    assert not is_private(model)

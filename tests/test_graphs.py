@@ -488,3 +488,16 @@ def test_a_batch_that_a_replay_would_not_see_is_refused(kind: str) -> None:
     with pytest.raises(PrivacyError):
         go()
     assert step.replays == 0
+
+
+@pytest.mark.usefixtures("_taped")
+def test_weights_that_the_loop_changes_between_replays_are_said() -> None:
+    run = recorded("flat")
+    run.go()
+    assert "weights" not in run.optimizer._trial.untried
+    with torch.no_grad():
+        run.optimizer._parameters["0.weight"].add_(1.0)
+    replays = run.step.replays
+    run.go()
+    assert run.step.replays == replays + 1
+    assert any("weights or buffers were changed" in text for text in run.optimizer._ledger.untried)

@@ -210,6 +210,7 @@ class PrivacyEngine:
             if min(drawn.lot, max_physical_batch_size or drawn.lot) == 1:
                 untried.append(ONE_BY_ONE)
             run = self._start(drawn, sigma, chosen, steps, assumptions, untried)
+            self._inherit(module)  # which may refuse: then nothing is left watching
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
@@ -232,7 +233,6 @@ class PrivacyEngine:
         loader.lots.note = record.note
         trial.on_refusal = lambda text: record.note(reasons=[f"refused while training: {text}"])
         self._left.append(loader.lots.left)
-        self._inherit(module)
         take(module, capture)
         _PAID[module] = self._open()
         _PRIVATE[module] = weakref.ref(capture)

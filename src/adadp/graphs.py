@@ -166,6 +166,7 @@ class TrainingStep:
         optimizer, step = self.optimizer, self.optimizer._step
         step.refuse_misuse(microbatch)
         optimizer.refuse_changes(microbatch)
+        optimizer.say_untried()
         step.charge(microbatch.of)
         begun = not step.clipping.steady()
         if begun:

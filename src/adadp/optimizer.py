@@ -297,7 +297,7 @@ class PrivateOptimizer(Optimizer):
             self._trial.untried["keep"] = _KEEP
         if self._step.capture.recorded and self._step.rows is None:
             self._take_scalar_loss(microbatch)
-        self._say_first()
+        self.say_untried()
         self._trial.handed_out()  # what it kept of this batch holds the graph, which holds the module
         with advising(microbatch.count):
             self._step.add(microbatch, keep)
@@ -399,7 +399,7 @@ class PrivateOptimizer(Optimizer):
             self._scalar = text
             self._run.note(untried=[text])
 
-    def _say_first(self) -> None:
+    def say_untried(self) -> None:
         """Before the first release, and whenever there is more: what the number rests on that nobody has tried."""
         if self._weights.touched():
             self._trial.untried["weights"] = _TOUCHED
