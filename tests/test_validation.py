@@ -159,7 +159,10 @@ def test_nothing_to_train() -> None:
 )
 def test_mixing_is_seen_and_named(mix: Callable[[Tensor], Tensor], physical: int | None) -> None:
     refused(Around(before=mix), "the model .* mixes examples", max_physical_batch_size=physical)
-    refused(Outer(Around(after=mix)), "inner mixes examples", max_physical_batch_size=physical)
+    # Lots are drawn at random. In about one of a hundred, no replaced row is the largest after the layer, and it is
+    # the gradients that show the mixing: refused all the same, with the name of the layer inside.
+    words = r"inner(\.layer)? (mixes examples|does not see examples in the order)"
+    refused(Outer(Around(after=mix)), words, max_physical_batch_size=physical)
 
 
 def test_examples_against_examples_are_seen() -> None:
