@@ -16,13 +16,13 @@ test-all: lint types
 	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples experiments
+	$(BIN)/ruff check src lab tests examples
 
 types: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable 'lab[opacus]'
 	$(BIN)/adadp bench --goals
 
 # Figures, tables and CLAIMS.md from the records in results/reproduce; the second says what would differ.
@@ -33,10 +33,10 @@ results-check: $(STAMP)
 	$(BIN)/adadp reproduce --check --claims CLAIMS.md
 
 # The stamp is newer than what it was made from, so that a changed dependency is installed and nothing else is.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable lab
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info src/*.egg-info lab/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import Ellipsoid, Kronecker, PrivacyEngine, Probe
 from adadp.accounting.guarantee import round_up
-from adadp.probes import PinkNoise
+from adadp.shapes.probes import PinkNoise
 
 EPSILON, DELTA, STEPS, LOT = 1.0, 1e-4, 300, 256
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
-from adadp.loader import PrivateLoader
-from adadp.optimizer import PrivateOptimizer
+from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.sampling.loader import PrivateLoader
 
 Private = tuple[PrivacyEngine, nn.Module, PrivateOptimizer, PrivateLoader]
 cross_entropy = nn.CrossEntropyLoss()

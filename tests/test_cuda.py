@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
 from adadp.clipping import Automatic, PerLayer
 from adadp.errors import PrivacyError, TrainingLoopError
-from adadp.gradients.clamped import Clamped
-from adadp.gradients.convolution import Convolution, Geometry
-from adadp.gradients.directions import AlongDirections
-from adadp.gradients.factors import Identity, LowRank
+from adadp.gradients.forms.clamped import Clamped
+from adadp.gradients.forms.factors import Identity, LowRank
+from adadp.gradients.forms.low_rank import AlongDirections
+from adadp.gradients.forms.products import Products
 from adadp.gradients.kernels.reference import CANCELLED
-from adadp.gradients.products import Products
-from adadp.optimizer import BudgetWarning
+from adadp.gradients.layers.convolution import Convolution, Geometry
+from adadp.mechanism.optimizer import BudgetWarning
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -275,7 +275,8 @@ def test_one_example_adds_no_more_than_the_bound(name: str, precision: str) -> N
         step = private._step
         complete = step.clipping.complete
         step.clipping.complete = lambda given: (  # type: ignore[method-assign]
-            sums.append(torch.cat([value.double().flatten() for value in given.values()]).norm()), complete(given)
+            sums.append(torch.cat([value.double().flatten() for value in given.values()]).norm()),
+            complete(given),
         )[1]
         for x, y in loader:
             private.zero_grad()
@@ -416,9 +417,7 @@ def test_prefetched_batches_are_the_batches(pinned: bool) -> None:
         for _ in range(2):
             for inputs, targets in loader:
                 assert (inputs.is_cuda, targets.is_cuda) == (prefetch is not None,) * 2
-                private.backward(
-                    nn.functional.cross_entropy(model(inputs.cuda()), targets.cuda(), reduction="none")
-                )
+                private.backward(nn.functional.cross_entropy(model(inputs.cuda()), targets.cuda(), reduction="none"))
                 private.step()
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)

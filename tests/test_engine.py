@@ -29,8 +29,8 @@ from adadp.errors import (
     TrainingLoopError,
     UnsupportedModuleError,
 )
-from adadp.loader import PrivateLoader
-from adadp.optimizer import BudgetWarning, PrivateOptimizer
+from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
+from adadp.sampling.loader import PrivateLoader
 
 DELTA = 1e-5
 

@@ -1,4 +1,4 @@
-"""adadp.noise: where noise and lots come from."""
+"""adadp.randomness: where noise and lots come from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
 from adadp.errors import ConfigurationError
-from adadp.noise import Randomness
+from adadp.randomness import Randomness
 
 
 def test_engines_without_a_seed_draw_differently() -> None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from adadp import _moved
+
 if TYPE_CHECKING:
     from adadp.accounting.ledger import Budget, Ledger
+    from adadp.checks.validation import fix
     from adadp.clipping import Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
     from adadp.engine import PrivacyEngine
     from adadp.errors import PrivacyError
-    from adadp.graphs import TrainingStep
-    from adadp.shape import Diagonal, Kronecker
-    from adadp.sources import Paid, Probe, Public, Raw, Released
-    from adadp.validation import fix
+    from adadp.mechanism.replay import TrainingStep
+    from adadp.shapes.shape import Diagonal, Kronecker
+    from adadp.shapes.sources import Paid, Probe, Public, Raw, Released
 
 # Where each name lives. They are imported when first used: `adadp account` and reading a ledger need no torch.
 _HOMES = {
@@ -26,12 +28,15 @@ _HOMES = {
     "adadp.clipping": ("Automatic", "Clipping", "Ellipsoid", "Flat", "Grouped", "Local", "PerLayer"),
     "adadp.engine": ("PrivacyEngine",),
     "adadp.errors": ("PrivacyError",),
-    "adadp.graphs": ("TrainingStep",),
-    "adadp.shape": ("Diagonal", "Kronecker"),
-    "adadp.sources": ("Paid", "Probe", "Public", "Raw", "Released"),
-    "adadp.validation": ("fix",),
+    "adadp.mechanism.replay": ("TrainingStep",),
+    "adadp.shapes.shape": ("Diagonal", "Kronecker"),
+    "adadp.shapes.sources": ("Paid", "Probe", "Public", "Raw", "Released"),
+    "adadp.checks.validation": ("fix",),
 }
+_moved.install()
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.2.0"
 
 __all__ = [
     "Automatic",

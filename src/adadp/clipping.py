@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from adadp.errors import ConfigurationError
-from adadp.gradients.arithmetic import accumulation_dtype
-from adadp.gradients.clamped import Clamped
 from adadp.gradients.collection import Gradients, is_small
-from adadp.gradients.per_example import PerExample
-from adadp.shape import Diagonal, Kronecker, Shape, Statistics
-from adadp.sources import LotRelease, ModelGradients, Raw, Released, Source, split_noise
+from adadp.gradients.forms.clamped import Clamped
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.rounding import accumulation_dtype
+from adadp.shapes.shape import Diagonal, Kronecker, Shape, Statistics
+from adadp.shapes.sources import LotRelease, ModelGradients, Raw, Released, Source, split_noise
 
 #: What one step releases, by name: a parameter's, or "shape/..." for statistics that are paid for.
 Release = dict[str, Tensor]

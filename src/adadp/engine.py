@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from adadp import observation
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import (
     Event,
@@ -29,21 +28,22 @@ from adadp.accounting.events import (
 )
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
+from adadp.checks.assumptions import ONE_BY_ONE, PENALTY, STANDING, TRAINED_BEFORE
 from adadp.checks.dataset import problems_of
 from adadp.checks.trial import Trial
+from adadp.checks.validation import check_module, check_optimizer, uncompiled
 from adadp.checks.weights import take, taken, trained_before
 from adadp.clipping import Clipping, by_name
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
-from adadp.gradients.capture import copied_from
-from adadp.loader import PrivateLoader, check_loader
-from adadp.noise import Randomness
-from adadp.optimizer import Penalty, PrivateOptimizer
-from adadp.sampling import SAMPLINGS, Sampling
-from adadp.standing import ONE_BY_ONE, PENALTY, STANDING, TRAINED_BEFORE
-from adadp.step import PrivateStep
-from adadp.validation import check_module, check_optimizer, uncompiled
-from adadp.watch import AroundCalls, Record
+from adadp.gradients.capture.capture import copied_from
+from adadp.mechanism import observation
+from adadp.mechanism.optimizer import Penalty, PrivateOptimizer
+from adadp.mechanism.step import PrivateStep
+from adadp.mechanism.watch import AroundCalls, Record
+from adadp.randomness import Randomness
+from adadp.sampling.loader import PrivateLoader, check_loader
+from adadp.sampling.schemes import SAMPLINGS, Sampling
 
 #: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
 _PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()

@@ -185,9 +185,7 @@ def exact_delta_of_two(first: tuple[float, float], second: tuple[float, float], 
     [((0.7, 0.01), (0.7, 0.01)), ((0.5, 0.3), (0.5, 0.3)), ((2.0, 1e-3), (0.8, 0.2)), ((1.0, 0.999), (3.0, 0.5)),
      ((0.4, 0.05), (0.9, 0.3)), ((50.0, 0.9), (50.0, 0.9))],
 )  # fmt: skip
-def test_two_sampled_steps_are_exact(
-    first: tuple[float, float], second: tuple[float, float], delta: float
-) -> None:
+def test_two_sampled_steps_are_exact(first: tuple[float, float], second: tuple[float, float], delta: float) -> None:
     value = epsilon("pld", [(PoissonGaussian(*first), 1), (PoissonGaussian(*second), 1)], delta)
 
     def exact(at: float) -> float:
@@ -216,9 +214,7 @@ def test_renyi_divergences_are_not_below_the_exact_ones(rate: float, sigma: floa
             center, width = 0.5, 40 * s
             points = sorted({-width, 0, center, 1, order, order + width, width})
             moment = mpmath.quad(
-                lambda x, order=order: (
-                    (1 + q * mpmath.expm1((2 * x - 1) / (2 * s**2))) ** order * mpmath.npdf(x, 0, s)
-                ),
+                lambda x, order=order: (1 + q * mpmath.expm1((2 * x - 1) / (2 * s**2))) ** order * mpmath.npdf(x, 0, s),
                 points,
             )
             assert ours[order] >= mpmath.log(moment) / (order - 1) - mpmath.mpf(10) ** -18

@@ -19,7 +19,7 @@ from adadp.algorithms import Task, create
 from adadp.algorithms.agd import LineSearch
 from adadp.algorithms.search import SearchStep
 from adadp.errors import ConfigurationError
-from adadp.optimizer import BudgetWarning
+from adadp.mechanism.optimizer import BudgetWarning
 
 STEPS, DELTA = 30, 1e-5
 torch.manual_seed(0)
@@ -98,14 +98,12 @@ def test_the_information_of_a_lots_dearest_course_is_that_of_its_event() -> None
         total = gradient + rules.growth * gradient  # a release and one redraw
         total += (rules.redraws + 1) * search._objective_information()
         assert rules.redraws == 1
-        assert total == pytest.approx(1 / search.lot_event().noise_multiplier**2, rel=1e-12)
+        assert total == pytest.approx(1 / search.lot_event().noise_multiplier ** 2, rel=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["improvement", "loss"])
 def test_objectives_are_bounded_and_noised(objective: str) -> None:
-    _, _, model, _, lots, line = made_private(
-        objective=objective, objective_bound=0.5, candidates=4, redraws=0
-    )
+    _, _, model, _, lots, line = made_private(objective=objective, objective_bound=0.5, candidates=4, redraws=0)
     search = line.search
     drawn = []
     kept = {name: torch.zeros_like(value) for name, value in model.named_parameters()}

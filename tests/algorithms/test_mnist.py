@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from adadp import data, training
+from adadp import data
 from adadp.data import Dataset
+from adadp.training import loop as training
 
 REAL_DATA = os.environ.get("ADADP_DATA")
 pytestmark = pytest.mark.skipif(not REAL_DATA, reason="ADADP_DATA is not set: no real MNIST to train on")

@@ -8,9 +8,9 @@ import torch
 from adadp import Ellipsoid, Flat, Local, algorithms
 from adadp.algorithms import ALGORITHMS, Task, create, schedule
 from adadp.algorithms.defaults import DEFAULTS
+from adadp.algorithms.update_rule import Normalised
 from adadp.errors import ConfigurationError
-from adadp.probes import Vectors
-from adadp.rules import Normalised
+from adadp.shapes.probes import Vectors
 
 TASK = Task(lot=10, steps=20, probes=Vectors(4))
 SOUND = [("adadp", "sound"), ("dpsgd", None), ("adal", None), ("adan", "sound"), ("agd", None), ("dpopt", "sound")]

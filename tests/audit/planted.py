@@ -1,6 +1,6 @@
 """Bugs that are planted in the real engine, one at a time, and what finds each.
 
-    python tests/audit/planted.py        # writes results/audit/planted.json and planted.md
+python tests/audit/planted.py        # writes results/audit/planted.json and planted.md
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp import Flat, Local, PrivacyEngine, Raw, Released, audit
 from adadp.audit import Setting, Target
 from adadp.gradients import Gradients
-from adadp.lot import Lot, Microbatch
-from adadp.noise import Randomness
-from adadp.sampling import Poisson, Sampling, Shuffle
-from adadp.step import PrivateStep
+from adadp.mechanism.step import PrivateStep
+from adadp.randomness import Randomness
+from adadp.sampling.lot import Lot, Microbatch
+from adadp.sampling.schemes import Poisson, Sampling, Shuffle
 
 # ---- the bugs -------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Everything that claims to be sound, as targets: algorithms, clippings with every source of a shape, ways to run.
 
-    python tests/audit/sound.py                # writes results/audit/sound.json and sound.md: the whole grid
-    python tests/audit/sound.py false-alarms   # writes results/audit/false_alarms.json: 200 audits, and their words
-    python tests/audit/sound.py digits         # writes results/audit/digits.json: among real examples
-    python tests/audit/sound.py tightness      # writes results/audit/tightness.json: 2,000 trials, no subsampling
+python tests/audit/sound.py                # writes results/audit/sound.json and sound.md: the whole grid
+python tests/audit/sound.py false-alarms   # writes results/audit/false_alarms.json: 200 audits, and their words
+python tests/audit/sound.py digits         # writes results/audit/digits.json: among real examples
+python tests/audit/sound.py tightness      # writes results/audit/tightness.json: 2,000 trials, no subsampling
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from adadp.audit import (
 from adadp.audit.auditing import promise_of
 from adadp.audit.many_runs import least_trials
 from adadp.clipping import Clipping
-from adadp.sources import Source
+from adadp.shapes.sources import Source
 
 RESULTS = Path("results/audit")
 EPSILONS = (0.5, 2.0, 8.0)

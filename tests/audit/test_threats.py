@@ -16,10 +16,10 @@ from adadp.algorithms.search import SearchStep
 from adadp.audit import Examples, ExampleThreat, GradientThreat, PreprocessingThreat, Setting, report
 from adadp.audit.attack import Transcript
 from adadp.errors import ConfigurationError
-from adadp.noise import Randomness
 from adadp.preprocessing import pca
-from adadp.sampling import Poisson
-from adadp.sources import Source
+from adadp.randomness import Randomness
+from adadp.sampling.schemes import Poisson
+from adadp.shapes.sources import Source
 from audit.planted import ClippedAfterAveraging, HalfTheNoise, RawCalledSound
 from audit.sound import make
 

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from adadp_lab.bench.models import SIZES
+from adadp_lab.bench.scaling import SWEEPS
+from tests.bench import tiny
 from typer.testing import CliRunner
 
-from adadp.bench.models import SIZES
-from adadp.bench.scaling import SWEEPS
 from adadp.cli import app
-from tests.bench import tiny
 
 QUICK = ["bench", "--device", "cpu", "--rounds", "2", "--models", "mlp", "--against", "sgd"]
 

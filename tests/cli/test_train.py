@@ -183,9 +183,10 @@ def test_what_counts_as_public_is_said_before_anything_is_spent() -> None:
     assert result.stderr.splitlines()[0].endswith("held out; declared classes: yes, no, maybe")
     config = json.loads((Path("two") / "config.json").read_text())
     assert (config["classes"], config["classes_declared"]) == (["yes", "no", "maybe"], True)
-    assert "public: the class names, declared (yes, no, maybe)" in json.loads(
-        (Path("two") / "guarantee.json").read_text()
-    )["assumptions"]
+    assert (
+        "public: the class names, declared (yes, no, maybe)"
+        in json.loads((Path("two") / "guarantee.json").read_text())["assumptions"]
+    )
     assert "public by your use" not in call("train", *QUICK).output, "of a published data set all is public"
 
 

@@ -123,9 +123,7 @@ def test_progress_bar(server, tmp_path, capsys):
     assert fetch(source(server, "/good"), tmp_path / "file", progress=True).exists()
 
 
-def test_load_downloads_into_the_cache_and_says_what_to_do_when_it_cannot(
-    server, own_cache, monkeypatch, tmp_path
-):
+def test_load_downloads_into_the_cache_and_says_what_to_do_when_it_cannot(server, own_cache, monkeypatch, tmp_path):
     import dataclasses
     import gzip
 

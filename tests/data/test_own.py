@@ -174,9 +174,7 @@ def test_npz_table_and_images(tmp_path):
 def test_parquet(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"a": [1, 2, None], "b": [True, False, True], "c": ["x", None, "z"], "label": [0, 1, 0]}
-    pq.write_table(
-        pa.table({**columns, "d": pa.array(["p", "q", "p"]).dictionary_encode()}), tmp_path / "t.parquet"
-    )
+    pq.write_table(pa.table({**columns, "d": pa.array(["p", "q", "p"]).dictionary_encode()}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match="'a' holds NaN"):
         read(tmp_path / "t.parquet")
     table = read(tmp_path / "t.parquet", missing=True)

@@ -40,12 +40,8 @@ def tiny_mnist(monkeypatch):
     contents = {TRAIN.images.file: idx_bytes(images), TRAIN.labels.file: idx_bytes(labels)}
     split = dataclasses.replace(
         TRAIN,
-        images=dataclasses.replace(
-            TRAIN.images, digest=hashlib.sha256(contents[TRAIN.images.file]).hexdigest()
-        ),
-        labels=dataclasses.replace(
-            TRAIN.labels, digest=hashlib.sha256(contents[TRAIN.labels.file]).hexdigest()
-        ),
+        images=dataclasses.replace(TRAIN.images, digest=hashlib.sha256(contents[TRAIN.images.file]).hexdigest()),
+        labels=dataclasses.replace(TRAIN.labels, digest=hashlib.sha256(contents[TRAIN.labels.file]).hexdigest()),
     )
     entry = dataclasses.replace(CATALOGUE["mnist"], content={"train": split})
     monkeypatch.setitem(standard.CATALOGUE, "mnist", entry)
@@ -55,9 +51,9 @@ def tiny_mnist(monkeypatch):
 def put(contents, folder, compress=True):
     folder.mkdir(parents=True)
     for name, content in contents.items():
-        (folder / f"{name}.gz").write_bytes(gzip.compress(content)) if compress else (
-            folder / name
-        ).write_bytes(content)
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content)) if compress else (folder / name).write_bytes(
+            content
+        )
 
 
 def test_digits_are_embedded():
@@ -150,9 +146,7 @@ def tiny_cifar(monkeypatch):
     content = CATALOGUE["cifar100"].content
     split = dataclasses.replace(content.splits["train"], rows=12, digest=cifar.digest(images, labels))
     content = dataclasses.replace(content, splits={"train": split})
-    monkeypatch.setitem(
-        standard.CATALOGUE, "cifar100", dataclasses.replace(CATALOGUE["cifar100"], content=content)
-    )
+    monkeypatch.setitem(standard.CATALOGUE, "cifar100", dataclasses.replace(CATALOGUE["cifar100"], content=content))
     return images, labels
 
 
@@ -176,8 +170,7 @@ def put_parquet(images, labels, folder, shards=2):
 def put_archive(images, labels, folder):
     folder.mkdir(parents=True)
     rows = [
-        bytes([label // 5, label]) + im.transpose(2, 0, 1).tobytes()
-        for im, label in zip(images, labels, strict=True)
+        bytes([label // 5, label]) + im.transpose(2, 0, 1).tobytes() for im, label in zip(images, labels, strict=True)
     ]
     with tarfile.open(folder / "cifar-100-binary.tar.gz", "w:gz") as archive:
         info = tarfile.TarInfo("cifar-100-binary/train.bin")

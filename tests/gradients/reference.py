@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils import _pytree as pytree
 
-from adadp.gradients.capture import Capture
-from adadp.gradients.factors import Factor, Full
-from adadp.gradients.per_example import PerExample
-from adadp.gradients.spectrum import Moments, Spectrum, powers, spectra
+from adadp.gradients.capture.capture import Capture
+from adadp.gradients.forms.factors import Factor, Full
+from adadp.gradients.forms.per_example import PerExample
+from adadp.shapes.spectrum import Moments, Spectrum, powers, spectra
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 

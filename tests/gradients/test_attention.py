@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients.capture import Capture
+from adadp.gradients.capture.capture import Capture
 from tests.gradients.reference import assert_forms, assert_matches, by_loop, captured, loss_of
 
 LENGTH, KEYS, WIDTH, HEADS, COUNT = 4, 5, 6, 2, 3

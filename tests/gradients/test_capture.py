@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
-from adadp.gradients.capture import Capture
+from adadp.gradients.capture.capture import Capture
 from adadp.gradients.collection import Gradients
 from tests.gradients.reference import assert_forms, assert_matches, by_func, by_loop, captured, loss_of
 

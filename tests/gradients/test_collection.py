@@ -10,8 +10,8 @@ from torch import Tensor
 
 from adadp.gradients import collection
 from adadp.gradients.collection import Gradients
-from adadp.gradients.per_example import Dense
-from adadp.gradients.products import Products
+from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.products import Products
 
 SHAPES = {"a": (3,), "b": (), "c": (2, 2), "d": (5,)}
 

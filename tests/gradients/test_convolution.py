@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients import convolution, per_example
-from adadp.gradients.capture import Capture
-from adadp.gradients.convolution import Convolution, Geometry
+from adadp.gradients.capture.capture import Capture
+from adadp.gradients.forms import per_example
+from adadp.gradients.layers import convolution
+from adadp.gradients.layers.convolution import Convolution, Geometry
 from tests.gradients.reference import assert_forms, assert_matches, by_func, captured
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

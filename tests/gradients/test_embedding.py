@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients import per_example
-from adadp.gradients import products as product_forms
-from adadp.gradients.capture import Capture
-from adadp.gradients.embedding import Rows, Tied
+from adadp.gradients.capture.capture import Capture
+from adadp.gradients.forms import per_example
+from adadp.gradients.forms import products as product_forms
+from adadp.gradients.forms.per_example import merged
+from adadp.gradients.forms.products import Products
 from adadp.gradients.kernels.reference import CANCELLED
-from adadp.gradients.per_example import merged
-from adadp.gradients.products import Products
+from adadp.gradients.layers.embedding import Rows, Tied
 from tests.gradients.reference import assert_forms, assert_matches, by_func, by_loop, captured
 
 DTYPES = [torch.float64, torch.float32]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients.capture import Capture
+from adadp.gradients.capture.capture import Capture
 from tests.gradients.reference import assert_forms, assert_matches, by_func, captured, loss_of
 
 LAYERS = [

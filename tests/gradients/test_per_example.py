@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adadp.gradients import per_example
-from adadp.gradients import products as product_forms
-from adadp.gradients.arithmetic import norms
 from adadp.gradients.collection import Gradients
-from adadp.gradients.factors import Factor, LowRank
+from adadp.gradients.forms import per_example
+from adadp.gradients.forms import products as product_forms
+from adadp.gradients.forms.factors import Factor, LowRank
+from adadp.gradients.forms.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
+from adadp.gradients.forms.products import Bias, Products
 from adadp.gradients.kernels.reference import CANCELLED
-from adadp.gradients.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
-from adadp.gradients.products import Bias, Products
-from adadp.shape import Kronecker
+from adadp.gradients.rounding import norms
+from adadp.shapes.shape import Kronecker
 from tests.gradients.reference import arbitrary, assert_forms, matrix_factor, power_of, spectrum_of
 
 WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take

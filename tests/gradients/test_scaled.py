@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadp.gradients.convolution import Convolution, Geometry
-from adadp.gradients.factors import IDENTITY, DiagonalFactor, Full
-from adadp.gradients.per_example import PerExample, Scaled
-from adadp.gradients.products import Products
+from adadp.gradients.forms.factors import IDENTITY, DiagonalFactor, Full
+from adadp.gradients.forms.per_example import PerExample, Scaled
+from adadp.gradients.forms.products import Products
+from adadp.gradients.layers.convolution import Convolution, Geometry
 
 
 def sequences() -> tuple[PerExample, Scaled, Tensor]:

@@ -34,9 +34,7 @@ def test_system_entropy_differs_and_seeds_repeat():
     assert not np.array_equal(*(release.standard_normal((5,), None, "a") for _ in range(2)))
     assert np.array_equal(*(release.standard_normal((5,), 3, "a") for _ in range(2)))
     assert not np.array_equal(release.standard_normal((5,), 3, "a"), release.standard_normal((5,), 3, "b"))
-    assert not np.array_equal(
-        release.standard_normal((5,), 3, "a"), release.standard_normal((5,), 2**32 + 3, "a")
-    )
+    assert not np.array_equal(release.standard_normal((5,), 3, "a"), release.standard_normal((5,), 2**32 + 3, "a"))
 
 
 @pytest.mark.parametrize("isometric", [False, True])

@@ -36,10 +36,7 @@ def test_units_are_found():
 def test_more_noise_is_worse():
     rows = table(4_000)
     exact = rows.std(axis=0)
-    errors = [
-        np.abs(np.log(DPStandardScaler(s, random_state=1).fit(rows).scale_ / exact)).max()
-        for s in (0.2, 200.0)
-    ]
+    errors = [np.abs(np.log(DPStandardScaler(s, random_state=1).fit(rows).scale_ / exact)).max() for s in (0.2, 200.0)]
     assert errors[0] < 0.1 < errors[1]
 
 

@@ -90,10 +90,7 @@ def test_unit_rows_have_norm_zero_or_one(rows):
 def test_histogram(rows):
     d = rows.shape[1]
     for centre in (np.zeros(d), np.linspace(-1e300, 3.0, d)):
-        assert (
-            max(moves(lambda x, c=centre: signed_histogram(x, c), rows))
-            <= histogram_sensitivity(d) + ROUNDING
-        )
+        assert max(moves(lambda x, c=centre: signed_histogram(x, c), rows)) <= histogram_sensitivity(d) + ROUNDING
 
 
 @settings(max_examples=150, deadline=None)
@@ -108,9 +105,7 @@ def test_sums_and_moments(rows, centre, bound):
 @pytest.mark.parametrize("rows", ATTACKS)
 def test_moments_under_attack(rows):
     d = rows.shape[1]
-    assert (
-        max(moves(lambda x: bounded_moments(x, np.zeros(d), np.ones(d)), rows)) <= math.sqrt(2 * d) + ROUNDING
-    )
+    assert max(moves(lambda x: bounded_moments(x, np.zeros(d), np.ones(d)), rows)) <= math.sqrt(2 * d) + ROUNDING
 
 
 def test_moments_reach_their_bound():

@@ -24,9 +24,7 @@ def table(n=3_000):
 
 
 def fitted(**settings):
-    return TablePreprocessor(
-        1.0, categories={"colour": ["red", "green"]}, buckets=8, random_state=9, **settings
-    )
+    return TablePreprocessor(1.0, categories={"colour": ["red", "green"]}, buckets=8, random_state=9, **settings)
 
 
 def test_columns_by_kind():

@@ -28,11 +28,11 @@ from adadp import (
 )
 from adadp.accounting.events import PoissonGaussian
 from adadp.gradients import Capture, Gradients
-from adadp.lot import Lot, Microbatch
-from adadp.noise import Randomness
-from adadp.shape import Shape
-from adadp.sources import Source
-from adadp.step import PrivateStep
+from adadp.mechanism.step import PrivateStep
+from adadp.randomness import Randomness
+from adadp.sampling.lot import Lot, Microbatch
+from adadp.shapes.shape import Shape
+from adadp.shapes.sources import Source
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 

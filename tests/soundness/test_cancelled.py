@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, PerLayer, Released
-from adadp.gradients import collection, per_example
+from adadp.gradients import collection
 from adadp.gradients.collection import Gradients
-from adadp.gradients.convolution import Convolution, Geometry
-from adadp.gradients.embedding import Rows, Tied
-from adadp.gradients.factors import IDENTITY, DiagonalFactor, LowRank
-from adadp.gradients.per_example import Dense
-from adadp.gradients.products import Products
-from adadp.gradients.spectrum import Moments, powers, spectra
+from adadp.gradients.forms import per_example
+from adadp.gradients.forms.factors import IDENTITY, DiagonalFactor, LowRank
+from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.products import Products
+from adadp.gradients.layers.convolution import Convolution, Geometry
+from adadp.gradients.layers.embedding import Rows, Tied
+from adadp.shapes.spectrum import Moments, powers, spectra
 from soundness.stand import Stand, World, _source
 
 

@@ -11,8 +11,8 @@ from scipy import stats
 from torch import Tensor
 
 from adadp import Ellipsoid, Flat, Kronecker, Released
-from adadp.lot import Lot, State
-from adadp.noise import Randomness
+from adadp.randomness import Randomness
+from adadp.sampling.lot import Lot, State
 from soundness.stand import CLIPPINGS, WORLDS, Stand
 
 DRAWS = 300

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Grouped, Kronecker, Local, Paid, Released
 from adadp.gradients import Gradients
-from adadp.gradients.per_example import Dense
-from adadp.gradients.products import Products
+from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.products import Products
 from soundness.stand import CLIPPINGS, TOLERANCE, WORLDS, Stand, distance, switched_on, without
 
 HARM = (1.0, 0.0, -1.0, 1e-30, 1e30, 1e19, 2.2e22, -3e38, 1e-44, math.nan, math.inf, -math.inf)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from adadp import PrivacyEngine
 from adadp.errors import ConfigurationError
-from adadp.noise import Randomness
+from adadp.randomness import Randomness
 from adadp.testing import inclusion, noise, processes
 from testing import loops
 from testing.loops import rows, trainer

@@ -84,9 +84,7 @@ class Accountant(abc.ABC):
                 raise AccountingError(f"the {self.name} accountant does not cover {event!r}: {reason}")
         return releases
 
-    def epsilon(
-        self, composition: Composition, delta: float, neighbours: Neighbours = Neighbours.ADD_REMOVE
-    ) -> Spent:
+    def epsilon(self, composition: Composition, delta: float, neighbours: Neighbours = Neighbours.ADD_REMOVE) -> Spent:
         """An epsilon for which the composition is (epsilon, delta)-DP. 0 for no release at all."""
         require_delta(delta)
         neighbours = Neighbours(neighbours)  # a plain string is compared with neither relation by `is`
@@ -95,9 +93,7 @@ class Accountant(abc.ABC):
             return Spent(0.0, delta, self.name)
         return self._epsilon(releases, delta, neighbours)
 
-    def delta(
-        self, composition: Composition, epsilon: float, neighbours: Neighbours = Neighbours.ADD_REMOVE
-    ) -> Spent:
+    def delta(self, composition: Composition, epsilon: float, neighbours: Neighbours = Neighbours.ADD_REMOVE) -> Spent:
         """A delta (the paper's delta_*) for which the composition is (epsilon, delta)-DP. At most 1."""
         require_epsilon(epsilon)
         neighbours = Neighbours(neighbours)
@@ -171,9 +167,7 @@ class Pld(Accountant):
                 sampled.append((event.noise_multiplier, event.rate, count))
         return tuple(sampled), gaussian.compose(plain)
 
-    def distribution(
-        self, composition: Canonical, delta: float, neighbours: Neighbours
-    ) -> pld.Distribution | None:
+    def distribution(self, composition: Canonical, delta: float, neighbours: Neighbours) -> pld.Distribution | None:
         """The composition's distribution, fine enough for `delta`; None if it cannot be had."""
         parts, mu = self._parts(composition, neighbours)
         if mu > 0:
@@ -274,17 +268,13 @@ def get_accountant(name: str) -> Accountant:
     try:
         return ACCOUNTANTS[name]
     except KeyError:
-        raise ConfigurationError(
-            f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {name!r}"
-        ) from None
+        raise ConfigurationError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {name!r}") from None
 
 
 def default_accountant(composition: Composition) -> str:
     """`pld`, or `rdp` where a distribution is not known for some event."""
     for event, _ in canonical(composition):
         known = event.claimed if isinstance(event, Uncovered) else event
-        if isinstance(known, RenyiBlock) or (
-            isinstance(known, FixedSizeGaussian) and known.lot != known.examples
-        ):
+        if isinstance(known, RenyiBlock) or (isinstance(known, FixedSizeGaussian) and known.lot != known.examples):
             return "rdp"
     return "pld"

@@ -292,9 +292,7 @@ class Books:
             made = self.before(name) + steps_in(view(run))
             if run.planned is not None and steps_in(counts) > steps_in(view(run)) and made < run.planned:
                 known = "" if run.closed or name in live else "at most "
-                found.append(
-                    f"{known}{made:,} of {run.planned:,} planned steps were made: charged as planned ({name})"
-                )
+                found.append(f"{known}{made:,} of {run.planned:,} planned steps were made: charged as planned ({name})")
         for dataset, releases, reasons in self._apart():
             none = "" if not reasons else f", and which have no guarantee there: {'; '.join(reasons)}"
             plural = "release" if releases == 1 else "releases"

@@ -105,8 +105,7 @@ def calibrate_noise(
     while private[1].epsilon < _TIGHT * epsilon and private[0] - leaky[0] > finest * private[0]:
         aim = math.log(0.5 * (1 + _TIGHT) * epsilon)
         point = _interpolate(
-            (math.log(leaky[0]), _log(leaky[1].epsilon)), (math.log(private[0]), _log(private[1].epsilon)),
-            aim
+            (math.log(leaky[0]), _log(leaky[1].epsilon)), (math.log(private[0]), _log(private[1].epsilon)), aim
         )
         if sides.endswith(("pp", "ll")):  # a straight line does not suit: halve
             point, sides = 0.5 * (math.log(leaky[0]) + math.log(private[0])), ""

@@ -33,15 +33,11 @@ def canonical(composition: Composition) -> Canonical:
 
 def uncovered_reasons(composition: Composition) -> tuple[str, ...]:
     """Why this composition has no guarantee, each reason once. Empty when proofs cover every event."""
-    return tuple(
-        dict.fromkeys(event.reason for event, _ in canonical(composition) if isinstance(event, Uncovered))
-    )
+    return tuple(dict.fromkeys(event.reason for event, _ in canonical(composition) if isinstance(event, Uncovered)))
 
 
 def refuse_uncovered(composition: Canonical) -> None:
     """Raise `AccountingError` if any event is covered by no proof."""
     reasons = uncovered_reasons(composition)
     if reasons:
-        raise AccountingError(
-            "no accountant covers this composition, so it has no epsilon: " + "; ".join(reasons)
-        )
+        raise AccountingError("no accountant covers this composition, so it has no epsilon: " + "; ".join(reasons))

@@ -41,9 +41,7 @@ def privacy_profile(
     return [chosen.delta(releases, epsilon, neighbours).delta for epsilon in epsilons]
 
 
-def trade_off(
-    epsilons: Sequence[float], deltas: Sequence[float], false_positive_rates: Sequence[float]
-) -> list[float]:
+def trade_off(epsilons: Sequence[float], deltas: Sequence[float], false_positive_rates: Sequence[float]) -> list[float]:
     """A lower bound on the false negative rate of any test with each false positive rate.
 
     Every (epsilon, delta) excludes the tests below two lines (Wasserman and Zhou 2010; Kairouz et al. 2015);

@@ -26,9 +26,7 @@ def _conversion(delta: float, order: float) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def best_order(
-    event: Event, epsilon: float, delta: float, neighbours: Neighbours = Neighbours.ADD_REMOVE
-) -> float:
+def best_order(event: Event, epsilon: float, delta: float, neighbours: Neighbours = Neighbours.ADD_REMOVE) -> float:
     """The order at which a filter admits most releases like `event`. Choose it before the first release."""
     from adadp.accounting import renyi
 

@@ -26,9 +26,7 @@ from adadp.accounting.events import (
 )
 from adadp.errors import AccountingError, ConfigurationError, NoGuaranteeError
 
-PUBLIC_NUMBER = (
-    "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets"
-)
+PUBLIC_NUMBER = "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets"
 FIXED_BEFOREHAND = (
     "noise multipliers, sampling rates and numbers of releases were fixed beforehand and did not depend on "
     "earlier outputs"
@@ -255,9 +253,7 @@ def make_guarantee(
     chosen = get_accountant(name)
     # What the broadest accountant does not cover, no proof does: that is *none*, not a mistake in the call.
     broadest = get_accountant("rdp")
-    refusals = (
-        broadest.refusal(event, neighbours) for event, _ in releases if not isinstance(event, Uncovered)
-    )
+    refusals = (broadest.refusal(event, neighbours) for event, _ in releases if not isinstance(event, Uncovered))
     why = tuple(dict.fromkeys((*reasons, *uncovered_reasons(releases), *filter(None, refusals))))
     sampling = "; ".join(describe(event, count) for event, count in releases) or "nothing"
     untried, notes = tuple(dict.fromkeys(untried)), tuple(dict.fromkeys(notes))

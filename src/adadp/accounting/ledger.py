@@ -188,8 +188,7 @@ class Ledger(ReadableLedger):
     def _require_dataset(self) -> None:
         if self.path is not None and not self.dataset:
             raise ConfigurationError(
-                f"a new ledger ({self.path}) has to know its dataset: pass dataset=, a name or a keyed "
-                "fingerprint"
+                f"a new ledger ({self.path}) has to know its dataset: pass dataset=, a name or a keyed fingerprint"
             )
 
     def _header(self) -> Record:

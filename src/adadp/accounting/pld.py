@@ -56,9 +56,7 @@ class Direction:
         """From dp-accounting's distribution. Rounding may have made a probability negative: it counts as 0."""
         import numpy
 
-        return cls(
-            pmf._discretization, pmf._lower_loss, numpy.maximum(pmf._probs, 0.0), float(pmf._infinity_mass)
-        )
+        return cls(pmf._discretization, pmf._lower_loss, numpy.maximum(pmf._probs, 0.0), float(pmf._infinity_mass))
 
     def delta(self, epsilon: float) -> float:
         """The expectation of max(0, 1 - e^(epsilon - loss))."""
@@ -108,8 +106,7 @@ def _range(part: Part, log_truncation: float) -> float:
 
     sigma, rate, _ = part
     bounds = GaussianPrivacyLoss(
-        sigma, sampling_prob=rate, adjacency_type=AdjacencyType.REMOVE,
-        log_mass_truncation_bound=log_truncation
+        sigma, sampling_prob=rate, adjacency_type=AdjacencyType.REMOVE, log_mass_truncation_bound=log_truncation
     ).connect_dots_bounds()
     return float(bounds.epsilon_upper - bounds.epsilon_lower)
 

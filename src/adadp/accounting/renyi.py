@@ -159,19 +159,13 @@ def as_gaussian(event: Event, neighbours: Neighbours) -> float | None:
         return event.noise_multiplier / (2 if neighbours is Neighbours.REPLACE_ONE else 1)
     if isinstance(event, PoissonGaussian) and event.rate == 1 and neighbours is Neighbours.ADD_REMOVE:
         return event.noise_multiplier
-    if (
-        isinstance(event, FixedSizeGaussian)
-        and event.lot == event.examples
-        and neighbours is Neighbours.REPLACE_ONE
-    ):
+    if isinstance(event, FixedSizeGaussian) and event.lot == event.examples and neighbours is Neighbours.REPLACE_ONE:
         return event.noise_multiplier / 2
     return None
 
 
 @lru_cache(maxsize=512)
-def divergences(
-    event: Event, neighbours: Neighbours, orders: tuple[float, ...] = ORDERS
-) -> tuple[float, ...]:
+def divergences(event: Event, neighbours: Neighbours, orders: tuple[float, ...] = ORDERS) -> tuple[float, ...]:
     """An upper bound on one release's Renyi divergence at each order. Refuses what it does not cover."""
     neighbours = Neighbours(neighbours)
     sigma = as_gaussian(event, neighbours)

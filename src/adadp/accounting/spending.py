@@ -68,9 +68,7 @@ class CarriedRun:
             raise ConfigurationError(f"one run comes in two versions, {mine} and {theirs}: one of them was edited")
         counts = larger(dict(self.counts), dict(other.counts))
         remarks = self.remarks.joined(other.remarks)
-        return CarriedRun(
-            self.uid, self.dataset, self.unit, self.neighbours, canonical(counts), remarks, self.filter
-        )
+        return CarriedRun(self.uid, self.dataset, self.unit, self.neighbours, canonical(counts), remarks, self.filter)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -12,9 +12,7 @@ from adadp.accounting.remarks import Remarks
 from adadp.accounting.spending import DEFAULT_UNIT
 from adadp.errors import ConfigurationError
 
-PLANNED_TOGETHER = (
-    "the runs of this ledger were planned together: none was chosen after seeing what another released"
-)
+PLANNED_TOGETHER = "the runs of this ledger were planned together: none was chosen after seeing what another released"
 FIXED_BEFORE_INHERITED = (
     "the ledger's shared budget was fixed before the runs that it inherited, or without looking at what they released"
 )

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from adadp.algorithms.algorithm import Algorithm, Task, algorithm
 from adadp.algorithms.published import as_published, reasons_of
 from adadp.algorithms.shaped import from_probes
+from adadp.algorithms.update_rule import Normalised
 from adadp.clipping import Clipping
-from adadp.rules import Normalised
 
 
 @algorithm("adadp")

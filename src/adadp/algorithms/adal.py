@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from adadp.algorithms.algorithm import Algorithm, Task, algorithm
+from adadp.algorithms.update_rule import Normalised
 from adadp.clipping import Clipping, Flat
-from adadp.rules import Normalised
 
 
 @algorithm("adal")

@@ -18,8 +18,8 @@ from adadp.algorithms.search import Rules, SearchStep
 from adadp.clipping import Clipping, Flat
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
-from adadp.loader import PrivateLoader, check_loader
-from adadp.optimizer import PrivateOptimizer
+from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.sampling.loader import PrivateLoader, check_loader
 
 
 class LineSearch(Optimizer):

@@ -18,10 +18,10 @@ from adadp.algorithms.schedules import SCHEDULES
 from adadp.clipping import Clipping
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
-from adadp.graphs import TrainingStep
-from adadp.loader import PrivateLoader
-from adadp.optimizer import PrivateOptimizer
-from adadp.sources import InputMaker, Probe
+from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.mechanism.replay import TrainingStep
+from adadp.sampling.loader import PrivateLoader
+from adadp.shapes.sources import InputMaker, Probe
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Task:
         """A source of shapes from this task's probes."""
         if self.probes is None:
             raise ConfigurationError(
-                "this algorithm shapes its noise with probes: give Task(probes=) synthetic inputs (adadp.probes)"
+                "this algorithm shapes its noise with probes: give Task(probes=) synthetic inputs (adadp.shapes.probes)"
             )
         return Probe(self.probes, count=count, every=every)
 
@@ -138,7 +138,7 @@ class Algorithm(ABC):
         return type(self).see is not Algorithm.see
 
     def training_step(self, optimizer: Optimizer, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
-        """What is done with each batch of inputs and labels; where it can be, replayed on a GPU (`adadp.graphs`)."""
+        """The work for each batch of inputs and labels, replayed on a GPU where possible (`adadp.mechanism.replay`)."""
 
         def losses(inputs: Tensor, targets: Tensor) -> Tensor:
             return nn.functional.cross_entropy(model(inputs), targets, reduction="none")

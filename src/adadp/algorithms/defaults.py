@@ -31,8 +31,15 @@ DEFAULTS: MappingProxyType[tuple[str, str], dict[str, Any]] = MappingProxyType(
         # The paper does not give AGD's numbers; growth is its authors'. Objectives are differences from where the step
         # starts, each example's bounded by `objective_bound`, or ("loss") losses as published.
         ("agd", ""): {
-            "lr": 0.5, "schedule": "constant", "max_grad_norm": 1.0, "candidates": 5, "objective": "improvement",
-            "objective_bound": 0.2, "share": 0.2, "growth": 0.1, "redraws": 1,
+            "lr": 0.5,
+            "schedule": "constant",
+            "max_grad_norm": 1.0,
+            "candidates": 5,
+            "objective": "improvement",
+            "objective_bound": 0.2,
+            "share": 0.2,
+            "growth": 0.1,
+            "redraws": 1,
         },
         ("dpopt", "sound"): {"lr": None, **_SOUND, "floor": 0.1, "probes": 512, "refresh": 50},
         ("dpopt", "published"): {"lr": 0.1, "schedule": "linear", **_BOX, "floor": 1e-3},

@@ -15,7 +15,7 @@ from adadp.algorithms.allocation import descend
 from adadp.algorithms.published import RAW_REASON
 from adadp.clipping import Clipping, Local, Release
 from adadp.gradients.collection import Gradients
-from adadp.sources import ModelGradients, Probe, Raw
+from adadp.shapes.sources import ModelGradients, Probe, Raw
 
 WEIGHTS_REASON = "the noise of each coordinate is optimised for the lot's raw gradient, which it then shows"
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from adadp.clipping import Clipping, Local, Release
 from adadp.gradients.collection import Gradients
-from adadp.shape import Shape
-from adadp.sources import Raw
+from adadp.shapes.shape import Shape
+from adadp.shapes.sources import Raw
 
 AVERAGE_REASON = (
     "the lot's average is clipped, not each example's gradient: one example can move a clipped average by up to twice "

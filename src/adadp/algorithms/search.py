@@ -24,8 +24,8 @@ from torch import Tensor
 from adadp.accounting.events import Event, PoissonGaussian
 from adadp.accounting.filter import RenyiFilter
 from adadp.clipping import Release
-from adadp.lot import Lot, Microbatch
-from adadp.step import PrivateStep
+from adadp.mechanism.step import PrivateStep
+from adadp.sampling.lot import Lot, Microbatch
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,10 @@ from typing import Any
 
 from adadp.algorithms.algorithm import Task
 from adadp.clipping import Clipping, Ellipsoid
-from adadp.shape import Kronecker
+from adadp.shapes.shape import Kronecker
 
 
 def from_probes(task: Task, settings: Mapping[str, Any]) -> Clipping:
     """An ellipsoid whose axes follow the gradients of synthetic inputs: no data is touched, so it costs nothing."""
-    shape = Kronecker(
-        settings["before"], settings["after"], damping=settings["damping"], rank=settings["rank"]
-    )
-    return Ellipsoid(
-        settings["max_grad_norm"], shape=shape, source=task.probe(settings["probes"], settings["refresh"])
-    )
+    shape = Kronecker(settings["before"], settings["after"], damping=settings["damping"], rank=settings["rank"])
+    return Ellipsoid(settings["max_grad_norm"], shape=shape, source=task.probe(settings["probes"], settings["refresh"]))

@@ -1,8 +1,8 @@
 """Attacks on the real engine, and what they say about its guarantee.
 
-    target = audit.for_algorithm("dpsgd", epsilon=2.0)
-    found = audit.audit(target, trials=1000)
-    found.verdict, found.epsilon_lower
+target = audit.for_algorithm("dpsgd", epsilon=2.0)
+found = audit.audit(target, trials=1000)
+found.verdict, found.epsilon_lower
 """
 
 from adadp.audit.auditing import THREATS, audit, audit_one_run, audit_preprocessing, for_algorithm, for_clipping

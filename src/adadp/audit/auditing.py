@@ -78,8 +78,12 @@ def audit(
     promise, composition = promise_of(target)
     attacked = _threat(threat, target, canaries, others) if isinstance(threat, str) else threat
     many_runs.check_trials(trials, len(attacked.canaries), promise.claim, confidence)
-    privacy = SYNTHETIC_NOTE if others is None else _charge(
-        ledger, composition, trials, many_runs.confirming_trials(trials, promise.claim, confidence), target
+    privacy = (
+        SYNTHETIC_NOTE
+        if others is None
+        else _charge(
+            ledger, composition, trials, many_runs.confirming_trials(trials, promise.claim, confidence), target
+        )
     )
     begun = time.perf_counter()
     finding = many_runs.run(attacked, promise.claim, trials=trials, confidence=confidence, seed=seed, report=report)

@@ -16,7 +16,7 @@ from adadp.accounting.events import Neighbours
 from adadp.audit.attack import Transcript
 from adadp.audit.target import Target
 from adadp.errors import ConfigurationError, UntriedWarning
-from adadp.optimizer import BudgetWarning
+from adadp.mechanism.optimizer import BudgetWarning
 
 Example = tuple[Tensor, int]
 """One input, without a batch dimension, and its class."""

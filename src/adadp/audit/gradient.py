@@ -19,7 +19,7 @@ from adadp.audit.observer import PER_STEP, Observer
 from adadp.audit.target import Started, Target
 from adadp.clipping import Release
 from adadp.errors import ConfigurationError, UntriedWarning
-from adadp.optimizer import BudgetWarning
+from adadp.mechanism.optimizer import BudgetWarning
 
 DEFAULT_SIZES: Sizes = ((8, 4), (8, 4))
 

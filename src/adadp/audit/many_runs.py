@@ -110,9 +110,7 @@ def run(
 
     def chosen(name: str, known: list[tuple[bool, Transcript]], screening: bool) -> Attack:
         members, transcripts = zip(*known, strict=True)
-        return choose(
-            name, transcripts, members, claim, trials=counted, confidence=confidence, screening=screening
-        )
+        return choose(name, transcripts, members, claim, trials=counted, confidence=confidence, screening=screening)
 
     tried = [chosen(name, known, True) for name, known in first.items()]
     best = max(tried, key=lambda attack: attack.promise).canary

@@ -18,9 +18,9 @@ from adadp.algorithms.search import SearchStep
 from adadp.audit.target import Started
 from adadp.clipping import Release
 from adadp.gradients import Gradients
-from adadp.gradients.per_example import Dense
-from adadp.sources import Raw
-from adadp.step import Unnoised
+from adadp.gradients.forms.per_example import Dense
+from adadp.mechanism.step import Unnoised
+from adadp.shapes.sources import Raw
 
 PER_STEP = 4
 """Numbers that a transcript has for each step: projection before and after post-processing, energy, objectives."""
@@ -50,7 +50,7 @@ class Observer:
         self._stepped: Release = {}  # the gradient that the optimizer goes along, redraws averaged in
         started.optimizer.observe(self)
 
-    # ---- the hook (adadp.step.Observer) -----------------------------------------------------------------------------
+    # ---- the hook (adadp.mechanism.step.Observer) -----------------------------------------------------------
 
     def noising(self, release: Unnoised) -> None:
         """Nothing is looked at before the noise: an auditor sees what everybody sees."""

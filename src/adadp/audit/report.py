@@ -158,9 +158,16 @@ def _draw_errors(axes: Any, found: Audit, out: Array, inside: Array) -> None:
         axes.plot(ends, 2 * errors.mean - ends, "--", color=_IN, label="upper bound on its errors")
     else:
         corner = errors.false_positives, errors.false_negatives
-        axes.plot([0, corner[0], corner[0]], [corner[1], corner[1], 0], "--", color=_IN,
-                  label="upper bounds on its errors")
-    axes.set(xlabel="false positives", ylabel="false negatives", xlim=(0, 1), ylim=(0, 1), aspect="equal",
-             title="Telling whether the canary was there")
+        axes.plot(
+            [0, corner[0], corner[0]], [corner[1], corner[1], 0], "--", color=_IN, label="upper bounds on its errors"
+        )
+    axes.set(
+        xlabel="false positives",
+        ylabel="false negatives",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        aspect="equal",
+        title="Telling whether the canary was there",
+    )
     axes.legend(frameon=False, fontsize=8, loc="upper right")
     axes.grid(alpha=0.3)

@@ -20,11 +20,11 @@ from adadp.algorithms.dpsgd import DPSGD
 from adadp.clipping import Clipping
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
-from adadp.loader import PrivateLoader
-from adadp.noise import Randomness
-from adadp.optimizer import PrivateOptimizer
-from adadp.sampling import Sampling
-from adadp.sources import InputMaker
+from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.randomness import Randomness
+from adadp.sampling.loader import PrivateLoader
+from adadp.sampling.schemes import Sampling
+from adadp.shapes.sources import InputMaker
 
 
 def require_noise(noise_multiplier: float) -> None:

@@ -22,7 +22,7 @@ from adadp.checks.seeds import seeded
 from adadp.checks.state import State
 from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
-from adadp.memory import out_of_memory
+from adadp.out_of_memory import out_of_memory
 
 _MIXES = (
     "the loss mixes examples: the gradient of one example's share changes with the others (a mean over all tokens of a "

@@ -11,7 +11,7 @@ from torch import Tensor
 from adadp.checks.seeds import on_a_gpu
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients import Capture
-from adadp.gradients.arithmetic import exact_arithmetic
+from adadp.gradients.rounding import exact_arithmetic
 
 #: Squared norms of each example's gradient, [n] a parameter.
 Norms = dict[str, Tensor]

@@ -15,7 +15,7 @@ from adadp.checks.rows import Parts, tensors_in
 from adadp.checks.seeds import seeded
 from adadp.checks.state import State
 from adadp.gradients import Capture
-from adadp.gradients.capture import Observed
+from adadp.gradients.capture.capture import Observed
 
 Total = Callable[[list[Tensor]], Tensor | None]
 

@@ -33,9 +33,9 @@ from adadp.checks.seeds import seeded
 from adadp.checks.state import State
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
-from adadp.gradients.arithmetic import full_precision
-from adadp.gradients.tap import backward_pass
-from adadp.memory import out_of_memory
+from adadp.gradients.capture.tap import backward_pass
+from adadp.gradients.rounding import full_precision
+from adadp.out_of_memory import out_of_memory
 
 
 class Part(Protocol):

@@ -1,4 +1,4 @@
-"""The command `adadp`. A command is one file here and one line below.
+"""The command `adadp`. A command is one file here and one line below; other packages add theirs by entry point.
 
 Bad input ends with exit code 2 and one line on stderr, never with a traceback. Modules of commands import
 what they need when they run, so that `adadp --help` is quick.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import typer
 
-from adadp.cli import account, audit, bench, calibrate, evaluate, ledger, predict, pretrain, reproduce, train
-from adadp.cli.errors import OneLineGroup
+from adadp.cli import account, audit, calibrate, evaluate, ledger, predict, pretrain, train
+from adadp.cli.commands import Commands
 
 app = typer.Typer(
-    cls=OneLineGroup,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -25,8 +25,6 @@ app.command("audit")(audit.audit)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("pretrain")(pretrain.pretrain)
-app.command("reproduce")(reproduce.reproduce)
-app.command("bench")(bench.bench)
 app.add_typer(ledger.app, name="ledger")
 
 __all__ = ["app"]

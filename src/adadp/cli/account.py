@@ -20,10 +20,8 @@ def account(
     lot: options.Lot,
     noise_multiplier: options.NoiseMultiplier,
     steps: options.Steps,
-    delta: Annotated[float | None, typer.Option(help="Give delta to get epsilon.", show_default=False)] =
-    None, epsilon: Annotated[
-        float | None, typer.Option(help="Or give epsilon to get delta.", show_default=False)
-    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Give delta to get epsilon.", show_default=False)] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Or give epsilon to get delta.", show_default=False)] = None,
     accountant: options.AccountantOption = None,
     sampling: options.SamplingOption = options.Sampling.POISSON,
     gaussian: options.GaussianOption = None,

@@ -15,16 +15,19 @@ from adadp.errors import ConfigurationError
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)],
     dataset: Annotated[
-        str | None, typer.Option(help="A data set by name (its test split) or a path. [the run's own, by name]",
-                                 show_default=False)
+        str | None,
+        typer.Option(
+            help="A data set by name (its test split) or a path. [the run's own, by name]", show_default=False
+        ),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The label's column. [the run's]", show_default=False)] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where data sets lie.", show_default=False)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
     """How often a finished run is right, its preprocessing included."""
-    from adadp import data, runs
-    from adadp.settings import parse_image_size
+    from adadp import data
+    from adadp.training import run_folder as runs
+    from adadp.training.settings import parse_image_size
 
     finished = runs.read(run)
     config = finished.config
@@ -49,10 +52,14 @@ def evaluate(
     found = finished.predict(held)
     accuracy = float((found == held.labels).float().mean())
     if json_output:
-        values = {"accuracy": accuracy, "examples": len(held), "dataset": name, "run": str(run),
-                  "note": data.HELD_OUT_NOTE}
+        values = {
+            "accuracy": accuracy,
+            "examples": len(held),
+            "dataset": name,
+            "run": str(run),
+            "note": data.HELD_OUT_NOTE,
+        }
         typer.echo(json.dumps(values))
         return
     print_table(str(run), [("accuracy", f"{accuracy:.2%} on {len(held):,} examples of {name}")])
     print_list("Note", [data.HELD_OUT_NOTE])
-

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="What was released on a dataset, over all runs.")
 
 PathArgument = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]
-DatasetOption = Annotated[
-    str | None, typer.Option(help="The dataset it has to belong to.", show_default=False)
-]
+DatasetOption = Annotated[str | None, typer.Option(help="The dataset it has to belong to.", show_default=False)]
 DeltaOption = Annotated[float, typer.Option(help="The delta at which everything is composed.")]
 
 

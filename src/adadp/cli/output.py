@@ -11,9 +11,7 @@ def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(
-        title=escape(title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
-    )
+    table = Table(title=escape(title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:

@@ -36,12 +36,8 @@ class AccountantName(enum.StrEnum):
 Examples = Annotated[int, typer.Option(help="Size N of the dataset.", show_default=False)]
 Lot = Annotated[int, typer.Option(help="Expected size L of a lot; the rate is L / N.", show_default=False)]
 Steps = Annotated[int, typer.Option(help="Number T of steps.", show_default=False)]
-NoiseMultiplier = Annotated[
-    float, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)
-]
-SamplingOption = Annotated[
-    Sampling, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")
-]
+NoiseMultiplier = Annotated[float, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)]
+SamplingOption = Annotated[Sampling, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")]
 AccountantOption = Annotated[
     AccountantName | None,
     typer.Option(help="Default: pld, or rdp where lots have a fixed size.", show_default=False),
@@ -134,13 +130,9 @@ def warn_about_delta(delta: float, examples: int) -> tuple[str, ...]:
     """A warning where delta allows to publish an example outright."""
     if delta < 1 / examples:
         return ()
-    return (
-        f"delta {delta:g} is 1/N or more (N = {examples:,}): publishing one random example would satisfy it",
-    )
+    return (f"delta {delta:g} is 1/N or more (N = {examples:,}): publishing one random example would satisfy it",)
 
 
-def pipeline(
-    examples: int, lot: int, steps: int, sampling: Sampling, gaussian: Sequence[float] | None
-) -> Pipeline:
+def pipeline(examples: int, lot: int, steps: int, sampling: Sampling, gaussian: Sequence[float] | None) -> Pipeline:
     """The options as one value, checked."""
     return Pipeline(examples, lot, steps, sampling, tuple(gaussian or ()))

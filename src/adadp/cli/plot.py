@@ -10,9 +10,7 @@ from adadp.accounting.events import Neighbours
 from adadp.errors import ConfigurationError
 
 
-def draw_profile(
-    path: Path, composition: Composition, spent: Spent, accountant: str, neighbours: Neighbours
-) -> None:
+def draw_profile(path: Path, composition: Composition, spent: Spent, accountant: str, neighbours: Neighbours) -> None:
     """Write the image. Both curves are bounds: delta from above, false negatives from below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

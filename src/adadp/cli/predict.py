@@ -13,13 +13,15 @@ def predict(
     run: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)],
     file: Annotated[
         Path,
-        typer.Argument(help="Rows (.csv, .parquet, .npz), images (.npz), an image or a folder of images.",
-                       show_default=False),
+        typer.Argument(
+            help="Rows (.csv, .parquet, .npz), images (.npz), an image or a folder of images.", show_default=False
+        ),
     ],
     json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
     """Print the class of each row or image, one on a line, in the order of the file."""
-    from adadp import runs, unlabelled
+    from adadp.training import prediction_inputs as unlabelled
+    from adadp.training import run_folder as runs
 
     finished = runs.read(run)
     found = finished.predict(unlabelled.read(file, finished)).tolist()

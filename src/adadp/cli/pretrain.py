@@ -19,7 +19,7 @@ def pretrain(
 ) -> None:
     """Train the convolutions of a net on CIFAR-100, which counts as public, without privacy."""
     from adadp import models
-    from adadp.plan import device_of
+    from adadp.training.planning import device_of
 
     started = time.perf_counter()
 

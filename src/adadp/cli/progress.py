@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from adadp.accounting.guarantee import round_up
 
 if TYPE_CHECKING:
-    from adadp.plan import Plan
-    from adadp.training import Progress as Standing
+    from adadp.training.loop import Progress as Standing
+    from adadp.training.planning import Plan
 
 
 class Bar:

@@ -14,8 +14,8 @@ from adadp.cli.pipeline import warn_about_delta
 from adadp.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from adadp.plan import Plan
-    from adadp.training import Result
+    from adadp.training.loop import Result
+    from adadp.training.planning import Plan
 
 
 def _option(help: str, *names: str) -> Any:
@@ -77,16 +77,20 @@ def train(
 ) -> None:
     """Train a model with differential privacy, and say what may be said about it."""
     given = {key: value for key, value in locals().items() if key not in ("config", "json_output", "set_")}
-    from adadp import plan as planning
-    from adadp import settings, training
+    from adadp.training import loop as training
+    from adadp.training import planning, settings
 
     values = {} if config is None else settings.read_toml(config)
     values.update({key: value for key, value in given.items() if value is not None})
     if classes is not None:
         values["classes"] = [name.strip() for name in classes.split(",")]
     # One of two on the command line takes the place of the other in the file.
-    for one, other in (("epsilon", "noise_multiplier"), ("noise_multiplier", "epsilon"), ("steps", "epochs"),
-                       ("epochs", "steps")):
+    for one, other in (
+        ("epsilon", "noise_multiplier"),
+        ("noise_multiplier", "epsilon"),
+        ("steps", "epochs"),
+        ("epochs", "steps"),
+    ):
         if given[one] is not None and given[other] is None:
             values.pop(other, None)
     values["settings"] = {**values.get("settings", {}), **dict(_pair(text) for text in set_ or ())}
@@ -156,6 +160,8 @@ def _print_result(result: Result) -> None:
         ("run", str(result.folder)),
     ]
     print_table("Trained", rows)
-    print_list("This rests on" if guarantee.epsilon is not None else "Why there is no guarantee",
-               guarantee.assumptions if guarantee.epsilon is not None else guarantee.reasons)
+    print_list(
+        "This rests on" if guarantee.epsilon is not None else "Why there is no guarantee",
+        guarantee.assumptions if guarantee.epsilon is not None else guarantee.reasons,
+    )
     print_list("Note", [result.to_dict()["note"]])

@@ -216,9 +216,7 @@ CATALOGUE: dict[str, Entry] = {
             "fine_label",
             2,
             "cifar-100-binary.tar.gz",
-            Download(
-                f"{_CIFAR}cifar-100-binary.tar.gz", 168513733, "md5", "03b5dce01913d631647c71ecec9e9cb8"
-            ),
+            Download(f"{_CIFAR}cifar-100-binary.tar.gz", 168513733, "md5", "03b5dce01913d631647c71ecec9e9cb8"),
             {
                 "train": CifarSplit(
                     "train-*.parquet",

@@ -54,19 +54,14 @@ def read(dataset: Cifar, split: CifarSplit, paths: list[Path]) -> tuple[Bytes, B
         # Where the content's digest is not known, the archive's own checksum has to do.
         source = dataset.download
         if split.digest is None and checksum(paths[0], source.algorithm) != source.checksum:
-            raise CorruptDataError(
-                f"{paths[0]} does not have the published {source.algorithm} {source.checksum}"
-            )
+            raise CorruptDataError(f"{paths[0]} does not have the published {source.algorithm} {source.checksum}")
         images, labels = _read_archive(dataset, split, paths[0])
     named = " and ".join(str(path) for path in paths)
     if images.shape != (split.rows, 32, 32, 3):
-        raise CorruptDataError(
-            f"{named}: {len(images)} images of {images.shape[1:]}, not {split.rows} of 32x32x3"
-        )
+        raise CorruptDataError(f"{named}: {len(images)} images of {images.shape[1:]}, not {split.rows} of 32x32x3")
     if split.digest is not None and digest(images, labels) != split.digest:
         raise CorruptDataError(
-            f"{named}: the images or labels are not the published ones (SHA-256 differs). Put good copies "
-            f"in place"
+            f"{named}: the images or labels are not the published ones (SHA-256 differs). Put good copies in place"
         )
     return images, labels
 
@@ -90,9 +85,7 @@ def _read_parquet(dataset: Cifar, paths: list[Path]) -> tuple[Bytes, Bytes]:
     try:
         return np.stack(images), np.asarray(labels, dtype=np.uint8)
     except (ValueError, OverflowError) as error:
-        raise CorruptDataError(
-            f"{paths[0].parent}: images of different sizes, or labels out of range"
-        ) from error
+        raise CorruptDataError(f"{paths[0].parent}: images of different sizes, or labels out of range") from error
 
 
 def _decode(image: Any, content: bytes) -> Bytes:
@@ -110,9 +103,7 @@ def _read_archive(dataset: Cifar, split: CifarSplit, path: Path) -> tuple[Bytes,
                     raise KeyError(member)
                 parts.append(np.frombuffer(file.read(), np.uint8).reshape(-1, record))
     except (OSError, EOFError, tarfile.TarError, zlib.error, KeyError, ValueError) as error:
-        raise CorruptDataError(
-            f"{path} is damaged or cut short ({error}). Put a good copy in its place"
-        ) from error
+        raise CorruptDataError(f"{path} is damaged or cut short ({error}). Put a good copy in its place") from error
     rows = np.concatenate(parts)
     # Channels first in the file: R, G and B planes of 32 x 32. CIFAR-100 has the coarse label before the fine
     # one.

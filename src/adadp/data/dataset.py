@@ -39,6 +39,4 @@ class Dataset:
 
     def subset(self, index: Tensor) -> Dataset:
         """Return the examples at `index` (a boolean mask or positions, shape (m,))."""
-        return Dataset(
-            self.name, self.images[index], self.labels[index], self.classes, self.maximum, self.public
-        )
+        return Dataset(self.name, self.images[index], self.labels[index], self.classes, self.maximum, self.public)

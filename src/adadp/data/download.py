@@ -70,9 +70,7 @@ def _receive(source: Download, part: Path, offset: int, progress: bool) -> None:
         request = urllib.request.Request(source.url, headers=headers)
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response, _bar(progress) as bar:
             resumed = offset > 0 and response.status == 206
-            task = bar.add_task(
-                source.url.rsplit("/", 1)[-1], total=source.size, completed=offset if resumed else 0
-            )
+            task = bar.add_task(source.url.rsplit("/", 1)[-1], total=source.size, completed=offset if resumed else 0)
             with part.open("ab" if resumed else "wb") as file:
                 # Never more than was announced: a server that sends without end must not fill the disk.
                 left = source.size + 1 - (offset if resumed else 0)

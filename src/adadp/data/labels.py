@@ -45,9 +45,7 @@ def encode(
     texts = [_text(value, where, row) for row, value in enumerate(found)]
     names = _names(set(texts))
     if len(names) < 2:
-        raise DataError(
-            f"{where} holds one class only ({', '.join(names) or 'none'}): there is nothing to learn"
-        )
+        raise DataError(f"{where} holds one class only ({', '.join(names) or 'none'}): there is nothing to learn")
     if len(names) > _MOST_CLASSES:
         raise DataError(f"{where} holds {len(names)} different values: is it a class label?")
     place = {name: index for index, name in enumerate(names)}

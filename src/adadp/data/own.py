@@ -19,9 +19,7 @@ from adadp.data.imagefolder import read_images
 from adadp.data.table import Column, Table
 from adadp.data.tablefile import read_columns
 
-HELD_OUT_NOTE = (
-    "accuracy on held-out private rows is computed without noise and is not covered by the guarantee"
-)
+HELD_OUT_NOTE = "accuracy on held-out private rows is computed without noise and is not covered by the guarantee"
 
 
 @dataclass(frozen=True)
@@ -68,15 +66,11 @@ def read(
     values = columns.pop(chosen)
     if values.ndim != 1:
         raise DataError(f"{source}: the labels {chosen!r} must have shape (n,), not {values.shape}")
-    numbers, names = label_column.encode(
-        values, f"{source}, column {chosen!r}", classes, drop=drop_other_labels
-    )
+    numbers, names = label_column.encode(values, f"{source}, column {chosen!r}", classes, drop=drop_other_labels)
     public = label_column.public_names(names, classes is not None, drop_other_labels)
     for name, column in columns.items():
         if column.ndim == 0 or len(column) != len(values):
-            raise DataError(
-                f"{source}: {name!r} has shape {column.shape}, but there are {len(values)} labels"
-            )
+            raise DataError(f"{source}: {name!r} has shape {column.shape}, but there are {len(values)} labels")
     if not columns:
         raise DataError(f"{source} has no column besides the label")
     kept = numbers != label_column.UNLISTED
@@ -135,16 +129,12 @@ def read_held_out(
 
 def _images(source: Path, pixels: Column, labels: torch.Tensor, names: tuple[str, ...]) -> Dataset:
     if pixels.dtype != np.uint8:
-        raise DataError(
-            f"{source}: images must be bytes (uint8, 0 to 255), not {pixels.dtype}: no scale is guessed"
-        )
+        raise DataError(f"{source}: images must be bytes (uint8, 0 to 255), not {pixels.dtype}: no scale is guessed")
     if pixels.ndim == 3:
         pixels = pixels[..., None]
     if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3):
         raise DataError(f"{source}: images must have shape (n, height, width[, 1 or 3]), not {pixels.shape}")
-    return Dataset(
-        source.stem, torch.from_numpy(np.array(pixels.transpose(0, 3, 1, 2), order="C")), labels, names
-    )
+    return Dataset(source.stem, torch.from_numpy(np.array(pixels.transpose(0, 3, 1, 2), order="C")), labels, names)
 
 
 def _flatten(source: Path, columns: dict[str, Column]) -> dict[str, Column]:
@@ -154,9 +144,7 @@ def _flatten(source: Path, columns: dict[str, Column]) -> dict[str, Column]:
             raise DataError(
                 f"{source}: {name!r} has shape {array.shape}; images must be the only array besides the label"
             )
-        parts = (
-            {name: array} if array.ndim == 1 else {f"{name}{i}": array[:, i] for i in range(array.shape[1])}
-        )
+        parts = {name: array} if array.ndim == 1 else {f"{name}{i}": array[:, i] for i in range(array.shape[1])}
         for key, part in parts.items():
             flat[key] = part.astype(np.float64) if part.dtype.kind in "fiu" else part
     return flat
@@ -165,16 +153,12 @@ def _flatten(source: Path, columns: dict[str, Column]) -> dict[str, Column]:
 def _alike(train: Dataset | Table, test: Dataset | Table, where: str | os.PathLike[str]) -> None:
     if isinstance(train, Dataset) and isinstance(test, Dataset):
         if train.input_shape != test.input_shape:
-            raise DataError(
-                f"{os.fspath(where)}: images of {test.input_shape}, but training has {train.input_shape}"
-            )
+            raise DataError(f"{os.fspath(where)}: images of {test.input_shape}, but training has {train.input_shape}")
     elif isinstance(train, Table) and isinstance(test, Table):
         for name, column in train.columns.items():
             if name not in test.columns:
                 raise DataError(f"{os.fspath(where)} has no column {name!r}, which the training data has")
             if (column.dtype == object) != (test.columns[name].dtype == object):
-                raise DataError(
-                    f"{os.fspath(where)}: column {name!r} is text in one file and numbers in the other"
-                )
+                raise DataError(f"{os.fspath(where)}: column {name!r} is text in one file and numbers in the other")
     else:
         raise DataError(f"{os.fspath(where)}: one is a table and the other holds images")

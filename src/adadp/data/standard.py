@@ -49,15 +49,11 @@ def load(
     if name == "digits":
         return _digits(split)
     if name not in CATALOGUE:
-        raise DataError(
-            f"no data set is called {name!r}; there are {', '.join(NAMES)}, or give the path of a file"
-        )
+        raise DataError(f"no data set is called {name!r}; there are {', '.join(NAMES)}, or give the path of a file")
     if data_dir is not None and not Path(data_dir).is_dir():
         raise DataError(f"data_dir {os.fspath(data_dir)!r} is not a folder")
     entry = CATALOGUE[name]
-    images, labels = _arrays(
-        entry, split, data_dir, download, sys.stderr.isatty() if progress is None else progress
-    )
+    images, labels = _arrays(entry, split, data_dir, download, sys.stderr.isatty() if progress is None else progress)
     if images.ndim == 3:
         images = images[..., None]
     pixels = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))
@@ -70,9 +66,7 @@ def _digits(split: Split) -> Dataset:
     bunch = load_digits()
     images = torch.from_numpy(bunch.images.astype(np.uint8))[:, None]
     held_out = torch.arange(len(images)) % _DIGITS_STRIDE == _DIGITS_STRIDE - 1
-    whole = Dataset(
-        "digits", images, torch.from_numpy(bunch.target.astype(np.int64)), tuple("0123456789"), 16
-    )
+    whole = Dataset("digits", images, torch.from_numpy(bunch.target.astype(np.int64)), tuple("0123456789"), 16)
     return whole.subset(held_out if split == "test" else ~held_out)
 
 

@@ -32,9 +32,7 @@ def read_columns(path: Path, text: Collection[str] = (), labels: Collection[str]
         ".npz": _npz,
     }
     if path.suffix.lower() not in readers:
-        raise DataError(
-            f"{path}: a data file ends in {', '.join(readers)}; or give a folder of images by class"
-        )
+        raise DataError(f"{path}: a data file ends in {', '.join(readers)}; or give a folder of images by class")
     columns = readers[path.suffix.lower()](path, [*text, *labels])
     unknown = [name for name in text if name not in columns]
     if unknown:
@@ -50,9 +48,7 @@ def _csv(path: Path, text: Collection[str]) -> dict[str, Column]:
             file.seek(0)
             rows = list(csv.reader(file, delimiter=delimiter))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise CorruptDataError(
-            f"{path} is not a text file in UTF-8 with comma-separated values ({error})"
-        ) from error
+        raise CorruptDataError(f"{path} is not a text file in UTF-8 with comma-separated values ({error})") from error
     rows = [row for row in rows if row]
     if len(rows) < 2:
         raise DataError(f"{path} has no rows: the first line must name the columns")
@@ -112,18 +108,11 @@ def _parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
             columns[name] = np.array(values.to_pylist(), dtype=np.bool_)
         elif types.is_temporal(kind):
             raise DataError(f"{path}: column {name!r} is a time ({kind}); make it a number first")
-        elif (
-            types.is_integer(kind)
-            or types.is_floating(kind)
-            or types.is_boolean(kind)
-            or types.is_decimal(kind)
-        ):
+        elif types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
             cells = [np.nan if v is None else float(v) for v in values.to_pylist()]
             columns[name] = np.array(cells, dtype=np.float64)
         else:
-            raise DataError(
-                f"{path}: column {name!r} has type {kind}; numbers, booleans and text can be used"
-            )
+            raise DataError(f"{path}: column {name!r} has type {kind}; numbers, booleans and text can be used")
     return columns
 
 
@@ -132,16 +121,12 @@ def _npz(path: Path, text: Collection[str]) -> dict[str, Column]:
         with np.load(path, allow_pickle=False) as archive:
             arrays: dict[str, Column] = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise CorruptDataError(
-            f"{path} is damaged, or holds Python objects, which are not read ({error})"
-        ) from error
+        raise CorruptDataError(f"{path} is damaged, or holds Python objects, which are not read ({error})") from error
     for name, array in arrays.items():
         if array.dtype.kind in "US":
             arrays[name] = array.astype(str).astype(object)
         elif array.dtype.kind not in "fiub":
-            raise DataError(
-                f"{path}: array {name!r} has type {array.dtype}; numbers, booleans and text can be used"
-            )
+            raise DataError(f"{path}: array {name!r} has type {array.dtype}; numbers, booleans and text can be used")
         elif name in text:
             arrays[name] = array.astype(str).astype(object)
     return arrays

@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adadp.gradients.arithmetic import exact_arithmetic, flattened, only_if_some_are_not, outer_norms
-from adadp.gradients.per_example import Dense, PerExample
+from adadp.gradients.forms.per_example import Dense, PerExample
+from adadp.gradients.rounding import exact_arithmetic, flattened, only_if_some_are_not, outer_norms
 
 SMALL = 2**14
 

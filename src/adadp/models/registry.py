@@ -34,9 +34,7 @@ def build(name: str, input_shape: Shape, classes: int) -> nn.Module:
     """
     shape = tuple(int(size) for size in input_shape)
     if len(shape) not in (1, 3) or min(shape, default=0) < 1:
-        raise ConfigurationError(
-            f"input_shape must be (features,) or (channels, height, width), not {input_shape!r}"
-        )
+        raise ConfigurationError(f"input_shape must be (features,) or (channels, height, width), not {input_shape!r}")
     if classes < 2:
         raise ConfigurationError(f"classes must be 2 or more, not {classes!r}")
     chosen = choose(shape) if name == "auto" else name
@@ -64,9 +62,7 @@ def _mlp(shape: Shape, classes: int) -> nn.Module:
 @model("tanh-cnn")
 def _tanh_cnn(shape: Shape, classes: int) -> nn.Module:
     if len(shape) != 3 or min(shape[1:]) < 16:
-        raise ConfigurationError(
-            f"tanh-cnn takes images of 16x16 or more, not inputs of {shape}; use mlp or linear"
-        )
+        raise ConfigurationError(f"tanh-cnn takes images of 16x16 or more, not inputs of {shape}; use mlp or linear")
     if shape[0] == 1:
         return tanh_cnn.grey(shape[1], shape[2], classes)
     return tanh_cnn.colour(shape[0], shape[1], shape[2], classes)
@@ -75,9 +71,7 @@ def _tanh_cnn(shape: Shape, classes: int) -> nn.Module:
 @model("resnet")
 def _resnet(shape: Shape, classes: int) -> nn.Module:
     if len(shape) != 3 or min(shape[1:]) < 8:
-        raise ConfigurationError(
-            f"resnet takes images of 8x8 or more, not inputs of {shape}; use mlp or linear"
-        )
+        raise ConfigurationError(f"resnet takes images of 8x8 or more, not inputs of {shape}; use mlp or linear")
     return ResNet(shape[0], classes)
 
 

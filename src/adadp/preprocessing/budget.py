@@ -34,8 +34,6 @@ def noise_multiplier_for_share(epsilon: float, delta: float, share: float = 0.1)
     while gaussian_delta(epsilon, high) > delta:
         high *= 2
     if gaussian_delta(epsilon, low) <= delta:
-        raise ConfigurationError(
-            f"epsilon {epsilon!r} is so large that hardly any noise is needed; choose sigma"
-        )
+        raise ConfigurationError(f"epsilon {epsilon!r} is so large that hardly any noise is needed; choose sigma")
     whole = float(brentq(lambda sigma: gaussian_delta(epsilon, sigma) - delta, low, high, xtol=1e-12))
     return whole / math.sqrt(share)

@@ -105,8 +105,7 @@ class DeclaredOneHot(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         cells = as_cells(X, "DeclaredOneHot")
         if len(self.categories) != cells.shape[1]:
             raise ConfigurationError(
-                f"DeclaredOneHot has values for {len(self.categories)} columns but the table has "
-                f"{cells.shape[1]}"
+                f"DeclaredOneHot has values for {len(self.categories)} columns but the table has {cells.shape[1]}"
             )
         for column, values in enumerate(self.categories):
             texts = [text_of(value) for value in values]

@@ -130,8 +130,7 @@ class DPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  
         rows = as_rows(X, "DPPCA")
         if rows.shape[1] != self.n_features_in_:
             raise ConfigurationError(
-                f"X has {rows.shape[1]} features, but DPPCA is expecting {self.n_features_in_} features as "
-                f"input"
+                f"X has {rows.shape[1]} features, but DPPCA is expecting {self.n_features_in_} features as input"
             )
         with np.errstate(invalid="ignore", over="ignore"):
             return np.asarray(rows @ self.components_.T, dtype=np.float64)

@@ -44,9 +44,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             metadata = file.metadata() or {}
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         if metadata.get("format") != _FORMAT:
-            raise ConfigurationError(
-                f"{path} is not a file of adadp.preprocessing (format {metadata.get('format')!r})"
-            )
+            raise ConfigurationError(f"{path} is not a file of adadp.preprocessing (format {metadata.get('format')!r})")
         return _decode(json.loads(metadata["state"]), arrays)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigurationError):

@@ -75,8 +75,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
             return tuple(Gaussian(whole / math.sqrt(share)) for share in SHARES)
         if len(self.noise_multipliers) != len(SHARES):
             raise ConfigurationError(
-                f"noise_multipliers must be {len(SHARES)} numbers: histogram, location, histogram around "
-                f"it, moments"
+                f"noise_multipliers must be {len(SHARES)} numbers: histogram, location, histogram around it, moments"
             )
         return tuple(Gaussian(sigma) for sigma in self.noise_multipliers)
 

@@ -70,9 +70,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     f"the data "
                     "would show who is in it"
                 )
-        kinds = {
-            name: "declared" if name in declared else kind_of(values) for name, values in columns.items()
-        }
+        kinds = {name: "declared" if name in declared else kind_of(values) for name, values in columns.items()}
         self.numeric_ = [name for name, kind in kinds.items() if kind == "number"]
         self.flags_ = [name for name, kind in kinds.items() if kind == "flag"]
         self.declared_ = [name for name, kind in kinds.items() if kind == "declared"]
@@ -85,9 +83,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.hashed_ = HashedOneHot(self.buckets).fit(_cells(columns, self.text_))
         self.scaler_: DPStandardScaler | None = None
         if self.numeric_:
-            self.scaler_ = DPStandardScaler(
-                self.noise_multiplier, clip=self.clip, random_state=self.random_state
-            )
+            self.scaler_ = DPStandardScaler(self.noise_multiplier, clip=self.clip, random_state=self.random_state)
             self.scaler_.fit(_numbers(columns, self.numeric_), ledger=ledger)
             self.events_ = self.scaler_.events_
             assumptions = ["names of the columns are public", *self.scaler_.assumptions_]
@@ -100,9 +96,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         columns = as_columns(X)
         for name in (*self.numeric_, *self.flags_, *self.declared_, *self.text_):
             if name not in columns:
-                raise ConfigurationError(
-                    f"the table has no column {name!r}, which the preprocessing was fitted with"
-                )
+                raise ConfigurationError(f"the table has no column {name!r}, which the preprocessing was fitted with")
         blocks: list[npt.NDArray[np.float64]] = []
         if self.scaler_ is not None:
             blocks.append(self.scaler_.transform(_numbers(columns, self.numeric_)))
@@ -129,9 +123,7 @@ def as_columns(table: Any) -> dict[str, Column]:
     if not isinstance(table, Mapping):
         columns = getattr(table, "columns", None)
         if columns is None:
-            raise ConfigurationError(
-                "a table is a mapping from column names to arrays; see adadp.data.read"
-            )
+            raise ConfigurationError("a table is a mapping from column names to arrays; see adadp.data.read")
         source = columns if isinstance(columns, Mapping) else {name: table[name] for name in columns}
     result = {str(name): np.asarray(values) for name, values in source.items()}
     if not result:

@@ -9,8 +9,8 @@ from typing import Any
 from adadp.accounting.events import Neighbours, RenyiBlock
 from adadp.accounting.guarantee import make_guarantee
 from adadp.errors import ConfigurationError, PrivacyError
-from adadp.observation import watching
-from adadp.optimizer import OBSERVED
+from adadp.mechanism.observation import watching
+from adadp.mechanism.optimizer import OBSERVED
 from adadp.testing.held import Change, held, places_of
 from adadp.testing.made import Example, Surroundings, made, surroundings
 from adadp.testing.result import ROUNDING, Effect, Influence

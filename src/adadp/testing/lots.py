@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from adadp.accounting.events import Event
-from adadp.noise import Randomness
-from adadp.sampling import Poisson, Sampling
+from adadp.randomness import Randomness
+from adadp.sampling.schemes import Poisson, Sampling
 from adadp.testing.keyed import Rows, generators_kept, seed_everything, seed_of, uniform
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from scipy import stats
 
 from adadp.clipping import Release
 from adadp.errors import ConfigurationError, NoGuaranteeError, PrivacyError, UntriedWarning
-from adadp.loader import PrivateLoader
-from adadp.lot import Microbatch
-from adadp.observation import watched_by
-from adadp.optimizer import BudgetWarning, PrivateOptimizer
-from adadp.step import Unnoised
+from adadp.mechanism.observation import watched_by
+from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
+from adadp.mechanism.step import Unnoised
+from adadp.sampling.loader import PrivateLoader
+from adadp.sampling.lot import Microbatch
 from adadp.testing.world import LOTS, Enough
 
 THRESHOLD = 1e-6

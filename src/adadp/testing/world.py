@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader
 from adadp.accounting.events import Event, Neighbours, Uncovered
 from adadp.clipping import Flat, Grouped, Release
 from adadp.errors import NoGuaranteeError, UntriedWarning
-from adadp.loader import PrivateLoader
-from adadp.lot import Microbatch
-from adadp.observation import watched_by
-from adadp.optimizer import BudgetWarning, PrivateOptimizer
-from adadp.step import Unnoised
+from adadp.mechanism.observation import watched_by
+from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
+from adadp.mechanism.step import Unnoised
+from adadp.sampling.loader import PrivateLoader
+from adadp.sampling.lot import Microbatch
 from adadp.testing.fingerprints import ALIKE, named, prints, unlike
 from adadp.testing.held import places_of
 from adadp.testing.keyed import KeyedDraws, Rows, generators_kept, normal, seed_everything, seed_of

@@ -1,6 +1,6 @@
 """Writes prv.json: epsilons of Opacus' PRV accountant (bounds from both sides) on a grid. Needs `.[bench]`.
 
-    python tests/accounting/references/make_prv.py
+python tests/accounting/references/make_prv.py
 """
 
 import json

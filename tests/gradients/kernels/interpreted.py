@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from adadp.gradients.convolution import Geometry
+from adadp.gradients.forms.per_example import planned_for
 from adadp.gradients.kernels import reference, triton_halves, triton_outer, triton_products, triton_rows
 from adadp.gradients.kernels import with_triton as kernels
 from adadp.gradients.kernels.reference import Halves
 from adadp.gradients.kernels.triton_products import Blocks, clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_splits import most_parts, programs_per_tile, whole
-from adadp.gradients.per_example import planned_for
+from adadp.gradients.layers.convolution import Geometry
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -11,10 +11,10 @@ import torch
 
 from adadp.errors import ConfigurationError
 from adadp.gradients import Gradients, kernels
-from adadp.gradients.convolution import Convolution, Geometry
+from adadp.gradients.forms.per_example import Dense, PerExample
+from adadp.gradients.forms.products import Products
 from adadp.gradients.kernels import kernel, reference
-from adadp.gradients.per_example import Dense, PerExample
-from adadp.gradients.products import Products
+from adadp.gradients.layers.convolution import Convolution, Geometry
 
 
 def test_the_reference_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadp.gradients.convolution import Geometry
 from adadp.gradients.kernels import reference
 from adadp.gradients.kernels import threads as threads_of_torch
+from adadp.gradients.layers.convolution import Geometry
 
 pytest.importorskip("numba")
 from adadp.gradients.kernels import with_numba

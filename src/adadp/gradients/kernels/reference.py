@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from adadp.gradients.convolution import Geometry
+    from adadp.gradients.layers.convolution import Geometry
 
 CHUNK_BYTES = 64 * 2**20
 MOST_ENTRIES = 2**31 - 2**16  # of one example, which kernels count in 32 bits

@@ -19,7 +19,7 @@ from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 if TYPE_CHECKING:
-    from adadp.gradients.convolution import Geometry
+    from adadp.gradients.layers.convolution import Geometry
 
 
 OUTSIDE = tl.constexpr(-(2**30))  # of any input: twice this is still a number

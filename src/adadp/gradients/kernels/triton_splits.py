@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from adadp.gradients.per_example import public
+from adadp.gradients.forms.per_example import public
 
 REGISTERS_FOR = 8  # warps that can have all the registers they may ask for, on one multiprocessor
 ROUNDS = 32  # of programs, at most: in more, how full the last one is hardly counts

@@ -22,8 +22,8 @@ from adadp.gradients.kernels.numba_loops import TILE, add, add_outer, outer_leng
 from adadp.gradients.kernels.threads import in_parallel
 
 if TYPE_CHECKING:
-    from adadp.gradients.convolution import Geometry
     from adadp.gradients.kernels.reference import Pair, Sums
+    from adadp.gradients.layers.convolution import Geometry
 
 # Gradients are made for a few examples at a time, so that they are still in the cores' own caches when they are used.
 BUFFER_BYTES = 4 * 2**20

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from adadp.gradients.kernels import reference, triton_outer, triton_rows
 from adadp.gradients.kernels.reference import MOST_ENTRIES, Sums
-from adadp.gradients.kernels.triton_halves import halves, halves_bounds, halves_clamped, halves_sum
+from adadp.gradients.kernels.triton_half_precision import halves, halves_bounds, halves_clamped, halves_sum
 from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_rows import kept, row_norms, weighted
 
 if TYPE_CHECKING:
-    from adadp.gradients.convolution import Geometry
+    from adadp.gradients.layers.convolution import Geometry
 
 __all__ = [
     "convolution_clamped", "convolution_norms", "dense_clamped", "dense_norms",

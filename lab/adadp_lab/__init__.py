@@ -1,0 +1,1 @@
+"""The evidence beside the library: the paper run again (`paper`), benchmarks (`bench`), experiments."""

@@ -1,0 +1,224 @@
+"""The ways to take a step that are measured: plain SGD, adadp with each clipping, each mode of Opacus.
+
+A new way is one entry of `METHODS`: its name, and a function that makes a step of a module and a lot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from adadp.algorithms.defaults import DEFAULTS
+from adadp.clipping import Clipping, Ellipsoid, Flat, Local
+from adadp.engine import PrivacyEngine
+from adadp.mechanism.replay import WARM_UP, TrainingStep
+from adadp.shapes.shape import Diagonal, Kronecker, Shape
+from adadp.shapes.sources import Probe
+
+#: The shapes of an ellipsoid by the name of the clipping. Rank 0 keeps a number for each row and each column.
+SHAPES: dict[str, Callable[[], Shape]] = {
+    "ellipsoid-diagonal": Diagonal,
+    "ellipsoid-rowcolumn": lambda: Kronecker(rank=0),
+    "ellipsoid-kronecker": Kronecker,
+}
+OURS = ("flat", *SHAPES, "local")
+#: Steps from one refresh of a shape to the next, and the most synthetic examples that a refresh takes.
+EVERY: int = DEFAULTS["adadp", "sound"]["refresh"]
+MOST_PROBES: int = DEFAULTS["adadp", "sound"]["probes"]
+#: So small that weights stay what they are: only time is of interest.
+RATE = 1e-6
+
+
+@dataclass(frozen=True)
+class Step:
+    """A whole training step, from `zero_grad` to the optimizer's. `clear` is its `zero_grad` alone.
+
+    `refresh` makes the next run learn its shape anew from `probes` examples, which makes it and perhaps runs after it
+    (`unsettled` in all) longer; None where there is no shape. A step that is replayed from a recording, whose memory is
+    held between steps too, names the same step done ordinarily in `unrecorded`: memory is that one's.
+    """
+
+    run: Callable[[], None]
+    clear: Callable[[], None]
+    refresh: Callable[[], None] | None = None
+    probes: int | None = None
+    unsettled: int = 1
+    unrecorded: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a step is made for. `probes` is the number of synthetic examples of a refresh, None for the default."""
+
+    module: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    clipping: str = "none"
+    probes: int | None = None
+
+    def loss(self) -> Tensor:
+        """The mean over the lot."""
+        loss: Tensor = nn.functional.cross_entropy(self.module(self.inputs), self.targets)
+        return loss
+
+    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """One for each example, a mean over its own tokens."""
+        entries = nn.functional.cross_entropy(self.module(inputs), targets, reduction="none")
+        return entries if entries.ndim == 1 else entries.flatten(1).mean(1)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The same for everybody."""
+        return torch.optim.SGD(self.module.parameters(), lr=RATE)
+
+    def loader(self) -> DataLoader[Any]:
+        """The lot as a data set, which engines want to see; nothing is drawn from it."""
+        return DataLoader(TensorDataset(self.inputs, self.targets), batch_size=len(self.inputs))
+
+
+def plain(task: Task) -> Step:
+    """No privacy."""
+    optimizer = task.optimizer()
+
+    def run() -> None:
+        optimizer.zero_grad()
+        task.loss().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return Step(run, optimizer.zero_grad)
+
+
+def plain_replayed(task: Task) -> Step:
+    """No privacy, and the step recorded as a CUDA graph: what is fair to compare replayed steps with."""
+    ordinary = plain(task)
+    for _ in range(WARM_UP):
+        ordinary.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ordinary.run()
+    return Step(graph.replay, ordinary.clear, unrecorded=ordinary.run)
+
+
+def private(task: Task, replayed: bool = False) -> Step:
+    """Ours, ordinarily or replayed."""
+    lot = len(task.inputs)
+    clipping = _clipping(task)
+    _, optimizer, loader = PrivacyEngine(seed=0).make_private(
+        module=task.module,
+        optimizer=task.optimizer(),
+        data_loader=task.loader(),
+        noise_multiplier=1.0,
+        clipping=clipping,
+        pad_lots=replayed,
+    )
+
+    def ordinarily() -> None:
+        loader.open_for(lot)
+        optimizer.zero_grad()
+        optimizer.backward(task.losses(task.inputs, task.targets))
+        optimizer.step()
+
+    run = ordinarily
+    if replayed:
+        step = TrainingStep(optimizer, task.losses)
+        if step.why_not is not None:
+            raise RuntimeError(step.why_not)
+
+        def run() -> None:
+            loader.open_for(lot)
+            step(task.inputs, task.targets)
+            if step.why_not is not None:
+                raise RuntimeError(step.why_not)
+
+    if isinstance(clipping, Local):
+        run()  # the first lot has no moments to make a box of, and is clipped flat
+        run()
+        if not clipping.local:
+            raise RuntimeError("the box is not on, so that this would be the time of flat clipping")
+    unrecorded = ordinarily if replayed else None
+    if replayed:
+        ordinarily()  # losses that a loop differentiates itself are tried at their first
+    if not isinstance(clipping, Ellipsoid):
+        return Step(run, optimizer.zero_grad, unrecorded=unrecorded)
+    source = clipping.source
+    assert isinstance(source, Probe)
+
+    def refresh() -> None:
+        source.step = -1  # the first lot of a source is one with a refresh, and no other comes by itself
+
+    return Step(run, optimizer.zero_grad, refresh, source.count, 1 + WARM_UP if replayed else 1, unrecorded)
+
+
+def _clipping(task: Task) -> Clipping:
+    if task.clipping == "flat":
+        return Flat(1.0)
+    if task.clipping == "local":
+        return Local(4.0, threshold=0.0)
+    lot = len(task.inputs)
+    # The same share of the work for every model: a refresh sees two lots, and no more than training itself takes.
+    count = task.probes or min(2 * lot, MOST_PROBES)
+    probe = Probe(_like(task.inputs), count=count, every=10**9, batch=min(lot, count))
+    return Ellipsoid(1.0, shape=SHAPES[task.clipping](), source=probe)
+
+
+def _like(inputs: Tensor) -> Callable[[int, torch.Generator], Tensor]:
+    """Probes of the inputs' form."""
+    form, most = inputs.shape[1:], None if inputs.is_floating_point() else int(inputs.max()) + 1
+
+    def make(count: int, generator: torch.Generator) -> Tensor:
+        if most is None:
+            return torch.randn(count, *form, generator=generator)
+        return torch.randint(most, (count, *form), generator=generator)
+
+    return make
+
+
+def opacus(mode: str, task: Task) -> Step:
+    """The peer, in one of its modes."""
+    from opacus import PrivacyEngine as Peer
+
+    made = Peer().make_private(
+        module=task.module,
+        optimizer=task.optimizer(),
+        data_loader=task.loader(),
+        criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+    )
+    module, optimizer = made[0], made[1]
+    criterion = made[2] if mode == "ghost" else nn.CrossEntropyLoss()
+
+    def run() -> None:
+        optimizer.zero_grad()
+        criterion(module(task.inputs), task.targets).backward()
+        optimizer.step()
+
+    return Step(run, optimizer.zero_grad)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a step is made, with which clippings, and what it is compared as (`--against`; "" for our own)."""
+
+    make: Callable[[Task], Step]
+    clippings: tuple[str, ...]
+    peer: str = ""
+    only_on: str = ""
+
+
+METHODS: dict[str, Method] = {
+    "sgd": Method(plain, ("none",), "sgd"),
+    "sgd-graph": Method(plain_replayed, ("none",), "sgd", only_on="cuda"),
+    "adadp": Method(private, OURS),
+    "adadp-graph": Method(partial(private, replayed=True), OURS, only_on="cuda"),
+    "opacus-hooks": Method(partial(opacus, "hooks"), ("flat",), "opacus"),
+    "opacus-ghost": Method(partial(opacus, "ghost"), ("flat",), "opacus"),
+    "opacus-functorch": Method(partial(opacus, "functorch"), ("flat",), "opacus"),
+}

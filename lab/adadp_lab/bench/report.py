@@ -1,0 +1,218 @@
+"""Tables of what was measured: for the terminal, and tables.md for the documentation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from adadp.errors import ConfigurationError
+from adadp_lab.bench.compare import REFRESHES
+from adadp_lab.bench.machine import KINDS
+from adadp_lab.bench.methods import EVERY
+from adadp_lab.bench.models import Sizes
+from adadp_lab.bench.plots import draw_scaling
+from adadp_lab.bench.scaling import series_in
+from adadp_lab.paper.summary import paragraph, table
+
+Row = Mapping[str, Any]
+DEVICES = {"cpu": "CPU", "cuda": "GPU"}
+
+
+def title(model: str, sizes: Sizes, kind: str) -> str:
+    """A model, its sizes and where it ran."""
+    return f"{model} on {kind}: " + ", ".join(f"{name} {value:,}" for name, value in sizes.items())
+
+
+def heading(goals: bool) -> list[str]:
+    """The columns of `cells`."""
+    return ["", "ms", "x SGD", "peak MiB", "x SGD", *(["goals"] if goals else [])]
+
+
+def cells(rows: Sequence[Row], goals: bool) -> list[list[str]]:
+    """The table of one model."""
+    return [
+        [
+            way(row), _number(row["ms"], ".2f"), _number(row["ratio_to_sgd"], ".2f", "x"),
+            _number(row["peak_mib"], ",.1f"), _number(row["peak_ratio_to_sgd"], ".2f", "x"),
+            *([_goals(row)] if goals else []),
+        ]
+        for row in rows
+    ]  # fmt: skip
+
+
+def parted(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by model."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["model"], []).append(row)
+    return found
+
+
+def way(row: Row) -> str:
+    """Method and clipping; what has but one clipping goes without."""
+    return f"{row['method']} {row['clipping']}" if row["method"].startswith("adadp") else str(row["method"])
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """What could not be measured, and why."""
+    return [f"{row['model']}, {way(row)}: {row['error']}" for row in rows if "error" in row]
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def _goals(row: Row) -> str:
+    if "error" in row:
+        return "failed"
+    return ", ".join(
+        f"{name} {goal['most']:.2f} {'met' if goal['met'] else 'MISSED'}" for name, goal in row["goals"].items()
+    )
+
+
+# ---- tables.md ------------------------------------------------------------------------------------------------------
+
+
+def write_report(folder: Path) -> list[Path]:
+    """Write tables.md and the figures of every result in `folder`: cpu.json, cuda.json, scaling-*.json."""
+    steps = {kind: _read(folder / f"{kind}.json", "rows") for kind in KINDS}
+    scaling = {kind: _read(folder / f"scaling-{kind}.json", "sweeps") for kind in KINDS}
+    if not any([*steps.values(), *scaling.values()]):
+        names = ", ".join([*(f"{kind}.json" for kind in KINDS), *(f"scaling-{kind}.json" for kind in KINDS)])
+        raise ConfigurationError(f"{folder} has none of {names}: run adadp bench --out {folder}/cpu.json first")
+    parts = ["# Step time and memory", "Written by `adadp bench --draw` from the JSON files beside it.", _how()]
+    written: list[Path] = []
+    for kind, values in steps.items():
+        if values is not None:
+            parts += _steps(kind, values)
+    for kind, values in scaling.items():
+        if values is not None:
+            written += draw_scaling(values, folder, f"scaling-{kind}")
+            parts += _scaling(kind, values)
+    path = folder / "tables.md"
+    path.write_text("\n\n".join(parts) + "\n")
+    return [path, *written]
+
+
+def _read(path: Path, key: str) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is not JSON: {error}") from None
+    expected = {"rows": {"rows", "versions", "settings"}, "sweeps": {"sweeps", "local_memory", "versions"}}[key]
+    if not expected <= values.keys():
+        raise ConfigurationError(f"{path} was not written by this version of adadp bench: measure again")
+    return values
+
+
+def _how() -> str:
+    return paragraph(
+        "Every way takes one step in turn, round after round, in one process; a time is the median over rounds, and",
+        f"ratios are to plain SGD of the same model. A shape is refreshed every {EVERY} steps, and that is counted in:",
+        f"the median of steps without a refresh, plus what a step with one takes longer (median of {REFRESHES}),",
+        f"divided by {EVERY}. Memory is the highest of a step, gradients included.",
+        "On GPUs products are TF32 for all.",
+    )
+
+
+def _machine(versions: Mapping[str, Any]) -> str:
+    names = ("gpu", "processor", "threads", "torch", "cuda", "triton", "numba", "opacus", "python", "kernels")
+    return ", ".join(f"{name} {versions[name]}" for name in names if versions.get(name))
+
+
+def _steps(kind: str, values: Mapping[str, Any]) -> list[str]:
+    by_model = parted(values["rows"])
+    ways = list(dict.fromkeys(way(row) for row in values["rows"]))
+    lines = [[name, *(_cell(rows, name) for rows in by_model.values())] for name in ways]
+    judged = _best(values["rows"])
+    missed = [
+        f"- {row['model']}, {way(row)}: {name} {_reached(row, name):.3f}x of {row['goals'][name]['most']:.3f}x"
+        for (_, _, name), row in judged.items()
+        if not row["goals"][name]["met"]
+    ]
+    failed = [f"- {line}" for line in failures(values["rows"])]
+    parts = [
+        f"## {DEVICES[kind]}", _machine(values["versions"]) + ".",
+        "Time over SGD's, and peak memory over SGD's in brackets:",
+        table(["", *(f"{model}, lot {rows[0]['lot']:,}" for model, rows in by_model.items())], lines),
+    ]  # fmt: skip
+    if judged:
+        parts.append(f"{len(judged) - len(missed)} of {len(judged)} goals are met." + (" Missed:" if missed else ""))
+        parts += ["\n".join(missed)] if missed else []
+    parts += ["Not measured:\n\n" + "\n".join(failed)] if failed else []
+    parts += values.get("notes", [])
+    for model, rows in by_model.items():
+        parts += [
+            f"### {title(model, values['settings']['sizes'][model], kind)}", table(heading(True), cells(rows, True)),
+        ]  # fmt: skip
+    return parts
+
+
+def _best(rows: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
+    """For each goal of a model and clipping, the row that comes nearest: a step may be taken ordinarily or replayed."""
+    found: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        for name in row["goals"]:
+            cell = row["model"], row["clipping"], name
+            if cell not in found or _reached(row, name) < _reached(found[cell], name):
+                found[cell] = row
+    return found
+
+
+def _reached(row: Row, goal: str) -> float:
+    return float(row["peak_ratio_to_sgd" if goal == "memory" else "ratio_to_sgd"])
+
+
+def _cell(rows: Sequence[Row], name: str) -> str:
+    row = next((row for row in rows if way(row) == name), None)
+    if row is None or row["ratio_to_sgd"] is None:
+        return "" if row is None else "failed"
+    memory = _number(row["peak_ratio_to_sgd"], ".2f", "x")
+    return f"{row['ratio_to_sgd']:.2f}x" + (f" ({memory})" if memory else "")
+
+
+def _scaling(kind: str, values: Mapping[str, Any]) -> list[str]:
+    parts = [
+        f"## How cost grows, {DEVICES[kind]}", _machine(values["versions"]) + ".",
+        "Slopes of a line through the larger half of the points, log over log: time, and peak memory in brackets.",
+    ]  # fmt: skip
+    series, replayed = series_in(values), values.get("replayed", [])
+    if replayed:
+        parts.append(paragraph(
+            f"Steps of {', '.join(replayed)} are replayed from a recording (CUDA graphs); their memory is that of the",
+            "same steps done ordinarily.",
+        ))  # fmt: skip
+    lines, left = [], []
+    for sweep in values["sweeps"]:
+        grown = [_slope(sweep["slopes"][name]) for name in series]
+        sizes = [point["value"] for point in sweep["points"]]
+        lines.append([f"{sweep['model']}, {sweep['size']} {min(sizes):,} to {max(sizes):,}", *grown])
+        left += [
+            f"- {sweep['model']}, {sweep['size']} {point['value']:,}, {point['series']}: {point['left_out']}"
+            for point in sweep["points"]
+            if "left_out" in point
+        ]
+    parts.append(table(["", *series], lines))
+    parts += ["Left out:\n\n" + "\n".join(left)] if left else []
+    parts += [f"![{what} over sizes](scaling-{kind}-{what}.svg)" for what in ("time", "memory")]
+    if values["local_memory"]:
+        parts.append("Memory of local clipping beyond SGD's, whose own growth is activations and their gradients:")
+        lines = [
+            [
+                found["model"], ", ".join(f"{mib:,.1f}" for mib in found["local_less_sgd_mib"]),
+                _number(found["mib_per_1000"]["local_less_sgd"], ".2f"), _number(found["mib_per_1000"]["sgd"], ".2f"),
+                _number(found["gradient_mib_per_1000"], ",.1f"),
+            ]
+            for found in values["local_memory"]
+        ]  # fmt: skip
+        unit = "MiB per 1,000 examples"
+        parts.append(table(["", "MiB at each lot", f"grows by, {unit}", "SGD itself", "gradients, if kept"], lines))
+    return parts
+
+
+def _slope(slopes: Mapping[str, float | None]) -> str:
+    return f"{_number(slopes['ms'], '.2f')} ({_number(slopes['peak_mib'], '.2f')})"

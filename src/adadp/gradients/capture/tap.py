@@ -1,0 +1,101 @@
+"""One call of a layer: what it was given, kept until its output gradients come back, and what is made of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from adadp.errors import UnsupportedModuleError
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.layers.layer import Layer
+from adadp.gradients.rounding import exact_arithmetic
+
+if TYPE_CHECKING:
+    from adadp.gradients.capture.capture import Capture
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one layer, as its tap remembers it."""
+
+    capture: Capture
+    layer: Layer
+    module: nn.Module
+    names: Mapping[str, str]  # the module's own name of each trainable parameter it used -> its name in the tree
+    context: Any
+    tag: object  # which microbatch was being worked on
+    staged: list[Record]
+    recomputed: bool  # made while a backward pass was running
+
+
+class Record:
+    """A call that a backward pass came through: what came, or what was made of it at once."""
+
+    def __init__(self, call: Call, saved: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+        self.call = call
+        self.backward = backward_pass()  # torch's number of that pass
+        self.halved = any(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients)
+        self._parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = (saved, gradients)
+        self._forms: Mapping[str, PerExample] = {}
+        if call.capture.complete(call) and (bounded := call.capture.bounded(self)) is not None:
+            self._forms, self._parts = bounded, None
+        elif call.layer.small:
+            with exact_arithmetic():
+                self._forms, self._parts = self.forms(), None
+
+    def forms(self) -> Mapping[str, PerExample]:
+        """The per-example gradients, by the module's own names; made in `exact_arithmetic`."""
+        if self._parts is None:
+            return self._forms
+        call, (saved, gradients) = self.call, self._parts
+        return call.layer.per_example(call.module, call.context, saved, gradients, call.names.keys())
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that is running, -1 where none is."""
+    return torch._C._current_graph_task_id()
+
+
+class Tap(torch.autograd.Function):
+    """The identity, in place, that keeps a layer's inputs and hands on its output gradients.
+
+    The inputs go through `save_for_backward`, so non-reentrant checkpointing drops and recomputes them like any
+    other saved tensor. `anchor` is a leaf that makes the graph exist where neither input nor (detached) weights require
+    a gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: Call, outputs: int, *tensors: Tensor) -> Any:
+        ctx.call, ctx.rest = call, len(tensors) - outputs
+        ctx.mark_dirty(*tensors[:outputs])
+        ctx.save_for_backward(*tensors[outputs:])
+        return tensors[:outputs]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are to be differentiated themselves
+            gradients = tuple(_Once.apply(gradient) for gradient in gradients)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            detached = tuple(gradient.detach() for gradient in gradients)
+            ctx.call.staged.append(Record(ctx.call, ctx.saved_tensors, detached))
+        return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
+
+
+class _Once(torch.autograd.Function):
+    """The identity, for gradients that must not be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise UnsupportedModuleError(
+            "a gradient of the private module is differentiated itself (a gradient penalty, create_graph=True): what "
+            "then comes back to its layers is not per example. Leave the term out, or compute it on public inputs "
+            "with a copy of the module."
+        )

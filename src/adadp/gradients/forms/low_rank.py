@@ -1,0 +1,80 @@
+"""Gradients h R, or L h, of factors that treat all directions alike but for a few: only what lies along those is made.
+
+h R = rest h + (h U) diag(top - rest) U^T. The first part is measured and summed as h is, which may be sparse, or in
+fewer bits. The second is small, made for each example in all bits, and summed as it was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from adadp.gradients.forms.factors import IDENTITY, Factor, LowRank, last_bit
+from adadp.gradients.forms.per_example import Dense, PerExample, between, stored_or_recomputed
+from adadp.gradients.rounding import exact_arithmetic
+
+
+class AlongDirections(PerExample):
+    """`form`'s gradients times `factor`, on their right or on their left.
+
+    `make` gives h U for each example, [n, rows, k] (U^T h on the left, [n, k, columns]), and bounds [n] on how far that
+    is from what it is of the gradients that `form` adds to a sum.
+    """
+
+    def __init__(
+        self, form: PerExample, factor: LowRank, make: Callable[[], tuple[Tensor, Tensor]], *, on_left: bool = False
+    ) -> None:
+        self.form, self.factor, self._make, self._on_left = form, factor, make, on_left
+        self.count, self.shape = form.count, form.shape
+
+    @cached_property
+    def _along(self) -> tuple[Dense, Tensor]:
+        with exact_arithmetic():
+            along, wrong = self._make()
+        return Dense(along), wrong
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        along, wrong = self._along
+        rest, top = self.factor.rest.double(), self.factor.top.double()
+        lengths = along.gradients.double().square().sum(2 if self._on_left else 1)  # of h U, by direction; [n, k]
+        # |h R|^2 = rest^2 |h|^2 + 2 rest <h U, h U D> + |h U D U^T|^2 for D = top - rest. Where h U stands for what was
+        # made, which is off by `wrong`, and U^T U is not quite the identity:
+        turned = lengths @ (top - rest).square()
+        squared = rest.square() * self.form.squared_norms() + lengths @ (top.square() - rest.square())
+        squared += 2 * rest * wrong * turned.sqrt() + self.factor.skew * turned
+        squared = squared.clamp_min(0) * (1 + 16 * last_bit(along.gradients))  # what is summed is rounded at the end
+        least = self.form.times_least(self.factor.growth)
+        squared = squared if least is None else torch.maximum(squared, least.square())
+        return torch.where(turned.isfinite() & squared.isfinite(), squared, math.inf)
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        total = self.form.weighted_sum(weights, keep)
+        along = self._along[0].weighted_sum(weights, keep).double()
+        rest, basis = self.factor.rest.double(), self.factor.basis.double()
+        more, same = self.factor.top.double() - rest, total.double().view(self.matrix) * rest
+        if self._on_left:
+            turned = torch.addmm(same, basis, more.unsqueeze(1) * along)
+        else:
+            turned = torch.addmm(same, along * more, basis.T)
+        return turned.to(total.dtype).view(self.shape)
+
+    def dense(self, examples: slice) -> Tensor:
+        left, right = (self.factor, IDENTITY) if self._on_left else (None, self.factor)
+        return between(left, self.form.dense(examples), right, self.shape)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        factor = scale.to(self._along[0].gradients.dtype)
+        return stored_or_recomputed(lambda examples: self.dense(examples) * factor, self.count, self.shape)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        return stored_or_recomputed(
+            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
+        )

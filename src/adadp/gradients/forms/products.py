@@ -1,0 +1,486 @@
+"""Gradients that are products: of the tokens that a layer was given and the gradients that came back for them.
+
+No example's gradient is made where its norm can be had from its two factors. Which way is taken is chosen from shapes
+alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from adadp.gradients.forms.factors import Factor, last_bit
+from adadp.gradients.forms.half_precision import HalvedProducts, may_be_halved
+from adadp.gradients.forms.per_example import (
+    DENSE_BYTES,
+    MOST_AMPLIFIED,
+    Dense,
+    PerExample,
+    Sandwiched,
+    Scaled,
+    amplification,
+    both_moments,
+    fits,
+    moments_room,
+    public,
+    stored_or_recomputed,
+)
+from adadp.gradients.kernels import kernel
+from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Pair, Sums
+from adadp.gradients.rounding import (
+    accumulation_dtype,
+    bounded_factors,
+    drop,
+    largest_number,
+    norms,
+    outer_norms,
+    squares,
+    unit_roundoff,
+    weighted,
+)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the ways to norm and sum cost a device beside the product itself, whose one multiplication counts 1."""
+
+    gram: float  # a multiplication in a Gram matrix, which is taken in float64
+    short_gram: float  # the same in float32, where that is enough
+    again: float  # a coordinate of a product that is made for its norm alone
+    stored: float  # a coordinate that is stored, measured and summed
+    most_stored: float  # coordinates stored for each value of the factors
+
+
+# Measured on a CPU (one thread, 32 examples of 16 to 256 tokens, 64 to 1024 rows and columns) and on an H200 (products
+# at 420 TFLOP/s, float64 ones at an eighth of that, 2.7 TB/s). `lab/adadp_lab/bench/ways.py` shows what they choose.
+COSTS = {
+    "cpu": Costs(gram=3, short_gram=1.5, again=15, stored=25, most_stored=2),
+    "cuda": Costs(gram=8, short_gram=8, again=400, stored=900, most_stored=2),
+}
+# Columns that a CPU multiplies at a time.
+LANES = 16
+# Few examples at a time: what is made of them stays in a CPU's cache.
+GRAM_BYTES = 4 * 2**20
+
+
+class Products(PerExample):
+    """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
+
+    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]; T = 1 for a layer on vectors. With `whole`, they are
+    never cut to half precision.
+    """
+
+    def __init__(
+        self, inputs: Tensor, outputs: Tensor, shape: Sequence[int] | None = None, *, whole: bool = False
+    ) -> None:
+        dtype = accumulation_dtype(outputs.dtype)
+        self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
+        self.count, self.tokens, self.columns = self.inputs.shape
+        self.rows = self.outputs.shape[2]
+        self.shape = torch.Size((self.rows, self.columns) if shape is None else shape)
+        self._halves = not whole and may_be_halved(self.outputs, self.inputs)
+
+    def joined(self, others: Sequence[PerExample]) -> PerExample | None:
+        """Several calls of one layer: their tokens side by side give exactly the sum of their gradients."""
+        parts = [self, *(part for part in others if isinstance(part, Products))]
+        if len(parts) <= len(others):
+            return None
+        inputs = torch.cat([part.inputs for part in parts], 1)
+        return Products(inputs, torch.cat([part.outputs for part in parts], 1), self.shape)
+
+    @cached_property
+    def _way(self) -> str:
+        """The cheapest way to norm and weighted sum; `stored` only where it fits."""
+        if self.tokens == 1:
+            return "vectors"
+        if self._halves:  # the fastest at all sizes
+            return "half"
+        cost = COSTS["cuda" if self.outputs.is_cuda else "cpu"]
+        entries, factors = self.rows * self.columns, self.tokens * (self.rows + self.columns)
+        product = self.tokens * entries
+        ways = {
+            "gram": product + (cost.short_gram if self._short_grams else cost.gram) * self.tokens * factors,
+            "again": 2 * product + cost.again * entries,
+        }
+        # What is kept until all layers are measured stays of the order of what the backward pass keeps anyway.
+        if fits(self.count, self.shape, self.outputs.element_size()) and entries <= cost.most_stored * factors:
+            ways["stored"] = product + cost.stored * entries
+        return min(ways, key=lambda way: ways[way])
+
+    @cached_property
+    def _stored(self) -> Dense:
+        return Dense(self.dense(slice(0, self.count)))
+
+    @cached_property
+    def _halved(self) -> HalvedProducts:
+        return self._cut()
+
+    def _cut(self) -> HalvedProducts:
+        return HalvedProducts(self.outputs, self.inputs, self._whole_lengths, self.shape)
+
+    @property
+    def least(self) -> Tensor | None:
+        return CANCELLED * self.reach if self.tokens > 1 else None
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        if self._way == "vectors":
+            return self.vector_norms[2]
+        if self._way == "half":
+            return self._halved.squared_norms()
+        least = CANCELLED * self.reach
+        if self._way == "stored":
+            return torch.maximum(self._stored.squared_norms(), least.square())
+        if self._way == "gram":
+            bound = self.gram_norms().sqrt() + self.rounding()
+        else:
+            bound = self._product_norms().sqrt() + self.rounding(products=2)
+        return bounded_factors(torch.maximum(bound, least).square(), *self.largest_factors)
+
+    @cached_property
+    def vector_norms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a layer on vectors: the norms of each output gradient and input, and the squared ones of their products.
+
+        Upper bounds, each of shape [n].
+        """
+        pair = self.pair
+        if pair is not None:
+            inputs, outputs, squared, _ = outer_norms([pair]).unbind()
+            return outputs, inputs, squared
+        outputs, inputs = norms(self.outputs), norms(self.inputs)
+        squared = (outputs * inputs * (1 + 4 * unit_roundoff(self.outputs))).square()
+        return outputs, inputs, bounded_factors(squared, torch.maximum(outputs, inputs))
+
+    @property
+    def pair(self) -> Pair | None:
+        on_cpu = self.tokens == 1 and self.outputs.is_cpu and self.outputs.dtype == torch.float32
+        return (self.outputs[:, 0], self.inputs[:, 0]) if on_cpu else None
+
+    @property
+    def largest_factors(self) -> list[Tensor]:
+        """The norms of each example's longest input and output gradient."""
+        return [lengths.amax(1) for lengths in self._lengths if lengths.numel()]
+
+    @cached_property
+    def _lengths(self) -> tuple[Tensor, Tensor]:
+        """The norms of each token's input and output gradient, each of shape [n, T]."""
+        shape = (self.count, self.tokens)
+        return norms(self.inputs.flatten(0, 1)).view(shape), norms(self.outputs.flatten(0, 1)).view(shape)
+
+    @cached_property
+    def _whole_lengths(self) -> tuple[Tensor, Tensor]:
+        """The norms of all of an example's output gradients and of all of its inputs, each of shape [n]."""
+        return norms(self.outputs), norms(self.inputs)
+
+    @cached_property
+    def reach(self) -> Tensor:
+        """sum_t |a_t| |b_t|: bounds every partial sum."""
+        inputs, outputs = self._lengths
+        return (inputs * outputs).sum(1)
+
+    def rounding(self, products: int = 1) -> Tensor:
+        """How far a weighted sum may be from the true one or, for two `products`, from another such sum."""
+        # Where all terms are equal, each addition rounds the same way: the error grows with their number, not its root.
+        allowance = (8 + products * self.tokens) * last_bit(self.outputs)
+        return (allowance + 2 * unit_roundoff(self.outputs)) * self.reach
+
+    def gram_norms(self) -> Tensor:
+        """|sum_t b_t a_t^T|^2 = sum_{t,s} (a_t . a_s)(b_t . b_s), as a bound: tokens may cancel."""
+        if not self._short_grams:
+            return self.exact_gram_norms()
+        inputs, outputs = self._lengths
+        # What additions lose, and what products close to the smallest number lose, once more for the other factor.
+        lost = (self.rows + self.columns + 8) * 1.02 * 2.0**-24 * self.reach.square()
+        ends = self.rows * inputs.sum(1).square() + self.columns * outputs.sum(1).square() + self.tokens**2
+        lost += 2.0**-125 * ends
+        squared = _gram_norms(self.inputs, self.outputs)
+        # Alone, as in `norms`: squares that may overflow, and those that are small beside what is lost.
+        sure = (torch.maximum(*self.largest_factors) < 1e9) & (squared > 2.0**6 * lost)
+        squared += lost
+        if not bool(sure.all()):
+            rest = (~sure).nonzero().squeeze(1)
+            squared[rest] = self.exact_gram_norms(rest)
+        return squared
+
+    @cached_property
+    def _short_grams(self) -> bool:
+        """Whether float32 will do for Gram matrices: where tokens neither agree nor cancel, 0.4% of a norm is lost."""
+        known = not self.outputs.is_cuda and self.outputs.dtype == torch.float32
+        some = self.inputs.numel() > 0 and self.outputs.numel() > 0
+        return known and some and (self.rows + self.columns) * self.tokens <= 2.0**17
+
+    def exact_gram_norms(self, examples: Tensor | slice = slice(None)) -> Tensor:
+        """The same in float64, of some examples."""
+        squared = _gram_norms(self.inputs[examples], self.outputs[examples], torch.float64)
+        return squared + (self.rows + self.columns + self.tokens) * 2.0**-52 * self.reach[examples].square()
+
+    def _product_norms(self) -> Tensor:
+        """|sum_t b_t a_t^T|^2 of the products themselves, made for this alone."""
+        squared: Tensor = kernel("products_norms", self.outputs)(self.outputs, self.inputs)
+        return squared * (1 + 2.0**-30)  # they are summed in float64
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        if self._way == "stored":
+            return self._stored.weighted_sum(weights, keep)
+        if self._way == "half":
+            return self._halved.weighted_sum(weights, keep)
+        return self._weighted_product(weights, keep)
+
+    def _weighted_product(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        if self.tokens == 1 and self.outputs.is_cpu and self.rows >= self.columns and self.columns % LANES:
+            return self._weighted_vectors(weights, keep)
+        if self.rows < self.columns:
+            inputs, outputs = drop(self.inputs, keep), weighted(self.outputs, weights, keep)
+        else:
+            inputs, outputs = weighted(self.inputs, weights, keep), drop(self.outputs, keep)
+        return (outputs.flatten(0, 1).T @ inputs.flatten(0, 1)).view(self.shape)
+
+    def _weighted_vectors(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        """The same of vectors filled up to whole lanes, without which products are slow; a bias's sum fits in there."""
+        wide = self.inputs.new_zeros(self.count, self.columns + -self.columns % LANES)
+        wide[:, self.columns] = weights
+        torch.mul(drop(self.inputs, keep)[:, 0], wide[:, self.columns, None], out=wide[:, : self.columns])
+        sums = drop(self.outputs, keep)[:, 0].T @ wide
+        self._bias_at_hand = weights, keep, sums[:, self.columns]
+        return sums[:, : self.columns].reshape(self.shape)
+
+    _bias_at_hand: tuple[Tensor, Tensor | None, Tensor] | None = None
+
+    def bias_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor | None:
+        """The weighted sum of the outputs alone, where it came out of the last `weighted_sum`."""
+        found, self._bias_at_hand = self._bias_at_hand, None
+        return found[2] if found is not None and found[0] is weights and found[1] is keep else None
+
+    def dense(self, examples: slice) -> Tensor:
+        if self._way == "half":
+            return self._halved.dense(examples)
+        if self.tokens == 1:
+            product = self.outputs[examples].mT * self.inputs[examples]
+        else:
+            product = self.outputs[examples].mT @ self.inputs[examples]
+        return product.view(len(product), *self.shape)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        if self.tokens == 1:
+            return ScaledVectors(self, scale.to(self.outputs.dtype))
+        factor = scale.to(self.outputs.dtype)
+        if self._halves:
+            return self._halved.scaled(factor)
+        if self.outputs.is_cuda:
+            return Scaled(self, factor, lambda: self._scaled_norms(factor), self._weighted_product)
+        least = self.times_least(factor.abs().amax())
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape, least)
+
+    def _scaled_norms(self, scale: Tensor) -> Tensor:
+        """Squared norms of products multiplied elementwise, made for this alone; [n]."""
+        matrix = scale.reshape(self.rows, self.columns)
+        squared: Tensor = kernel("products_norms", self.outputs)(self.outputs, self.inputs, matrix)
+        # No coordinate's error grows by more than the largest scale.
+        largest = scale.abs().amax().double()
+        bound = squared.sqrt() * (1 + 2.0**-22) + self.rounding(products=2) * largest
+        return bounded_factors(torch.maximum(bound, CANCELLED * self.reach * largest).square(), *self.largest_factors)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        scale = None if self.tokens == 1 else left.times_columns(right, self.rows, self.columns)
+        if self.outputs.is_cuda and scale is not None:
+            return self.scaled(scale)
+        if self.tokens != 1:
+            return self._both_sides(left, right)
+        amplified = amplification(self.outputs, left, right)
+        # One matrix on both sides, in float64, or two vectors of each example.
+        cheaper = 8 * self.rows * self.columns <= public(self.count) * (self.rows + self.columns)
+        if not (cheaper and amplified <= MOST_AMPLIFIED):
+            return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
+
+        def measure() -> Tensor:
+            outputs, inputs, _ = self.vector_norms
+            product = right.norms(self.inputs[:, 0], inputs) * left.norms(self.outputs[:, 0], outputs)
+            return product * (1 + 4 * amplified)
+
+        return Sandwiched(self, left, right, measure)
+
+    def _both_sides(self, left: Factor, right: Factor) -> PerExample:
+        """Each token's two vectors multiplied; what all of them are multiplied by alike is left to the sum."""
+        inputs, columns = right.apply_unscaled(self.inputs)
+        outputs, rows = left.apply_unscaled(self.outputs)
+        form = Products(inputs, outputs, self.shape)
+        if columns is None and rows is None:
+            return form
+        scale = (1.0 if rows is None else rows) * (1.0 if columns is None else columns)
+        assert isinstance(scale, Tensor)
+
+        def measure() -> Tensor:
+            itself = form.squared_norms()
+            measured = itself * scale.double().square() * (1 + 8 * last_bit(outputs))
+            return torch.where(itself <= 1e40 * measured, measured, math.inf)  # as of what is `Sandwiched`
+
+        return Scaled(form, scale.expand(self.shape), measure, form.weighted_sum)
+
+    def _square_sum(self, keep: Tensor) -> Tensor:
+        if self._halves:
+            return self._cut()._square_sum(keep)
+        if self.tokens != 1:
+            return super()._square_sum(keep)
+        inputs, outputs = drop(self.inputs, keep)[:, 0], drop(self.outputs, keep)[:, 0]
+        return (outputs.square().T @ inputs.square()).view(self.shape)
+
+    def row_moments(self, keep: Tensor) -> Tensor:
+        if self.tokens != 1:
+            return super().row_moments(keep)
+        outputs = drop(self.outputs, keep)[:, 0]
+        return (outputs * squares(drop(self.inputs, keep)).to(outputs.dtype).unsqueeze(1)).T @ outputs
+
+    def column_moments(self, keep: Tensor) -> Tensor:
+        if self.tokens != 1:
+            return super().column_moments(keep)
+        inputs = drop(self.inputs, keep)[:, 0]
+        return (inputs * squares(drop(self.outputs, keep)).to(inputs.dtype).unsqueeze(1)).T @ inputs
+
+    def both_moments(self, keep: Tensor) -> tuple[Tensor, Tensor]:
+        if self.tokens == 1:
+            return self.row_moments(keep), self.column_moments(keep)
+        # Dropped before they are multiplied, and whole, though they may be cut elsewhere: no norm is taken of these.
+        inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
+        sides = self.rows + self.columns
+        of_tokens = self.tokens * (self.rows**2 + self.columns**2 + self.tokens * sides)
+        if inputs.numel() and outputs.numel() and of_tokens < self.rows * self.columns * (self.tokens + sides):
+            # sum_n B^T A A^T B: where tokens are few, their inner products are less than the gradients. Both sides are
+            # made alike in size first: squares of one of them could overflow where the gradients do not.
+            balance = (outputs.abs().amax() / inputs.abs().amax()).sqrt().nan_to_num(1.0).clamp(1e-15, 1e15)
+            inputs, outputs = inputs * balance, outputs / balance
+            by_row = outputs.flatten(0, 1).T @ (inputs @ inputs.mT @ outputs).flatten(0, 1)
+            return by_row, inputs.flatten(0, 1).T @ (outputs @ outputs.mT @ inputs).flatten(0, 1)
+        step = max(1, moments_room(outputs) // max(1, 4 * self.rows * self.columns))
+        parts = (slice(start, start + step) for start in range(0, max(1, self.count), step))
+        return both_moments((outputs[part].mT @ inputs[part] for part in parts), (self.rows, self.columns))
+
+    def row_vectors(self, keep: Tensor) -> Tensor | None:
+        return self._vectors(self.outputs, self.inputs, keep)
+
+    def column_vectors(self, keep: Tensor) -> Tensor | None:
+        return self._vectors(self.inputs, self.outputs, keep)
+
+    def _vectors(self, own: Tensor, other: Tensor, keep: Tensor) -> Tensor | None:
+        if self.tokens != 1:
+            return None
+        own = drop(own, keep)[:, 0]
+        return own * norms(drop(other, keep)).to(own.dtype).unsqueeze(1)
+
+    def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        if self._halves:
+            return self._cut()._clamped_sums(bound, scale, keep, moments)  # not kept: nothing comes after
+        limit = bound.view(self.rows, self.columns).to(self.outputs.dtype)
+        total, squares = self._whole_clamped_sums(limit, scale, keep, moments)
+        return total.view(self.shape), None if squares is None else squares.view(self.shape)
+
+    def _whole_clamped_sums(self, limit: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
+        if self.rows < self.columns:
+            outputs = outputs * scale
+        else:
+            inputs = inputs * scale
+        if self.tokens == 1:
+            sums: Sums = kernel("outer_clamped", outputs)(outputs[:, 0], inputs[:, 0], limit, moments)
+        else:
+            sums = kernel("products_clamped", outputs)(outputs, inputs, limit, moments)
+        return sums
+
+    def finite(self) -> Tensor:
+        # Every partial sum of a product's coordinates is bounded by these norms: none needs to be made.
+        if self.tokens == 1:
+            return self.squared_norms().sqrt() < largest_number(self.outputs)
+        if self._halves:
+            outputs, inputs = self._whole_lengths
+            weighable = torch.maximum(outputs, inputs) < MOST_WEIGHTED
+            return weighable & (outputs * inputs < largest_number(self.outputs))
+        return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
+
+
+class Bias(Dense):
+    """The bias beside a weight on vectors: its gradients are the outputs of those products, measured and summed there.
+
+    The weight's form is asked first, where both are.
+    """
+
+    def __init__(self, weight: Products) -> None:
+        super().__init__(weight.outputs[:, 0])
+        self._weight = weight
+
+    @cached_property
+    def norms(self) -> Tensor:
+        return self._weight.vector_norms[0]
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        found = self._weight.bias_sum(weights, keep)
+        return super().weighted_sum(weights, keep) if found is None else found
+
+
+def _gram_norms(inputs: Tensor, outputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """sum_{t,s} (a_t . a_s)(b_t . b_s) of inputs and outputs [n, T, ...], in `dtype`; [n], float64, not negative."""
+    count, tokens = inputs.shape[:2]
+    width = 8 if torch.float64 in (dtype, inputs.dtype) else 4
+    room = DENSE_BYTES if outputs.is_cuda else GRAM_BYTES
+    step = max(1, room // (width * max(1, tokens) * (inputs.shape[2] + outputs.shape[2] + 2 * tokens)))
+    parts = []
+    for start in range(0, count, step):
+        a, b = (factor[start : start + step].to(dtype or factor.dtype) for factor in (inputs, outputs))
+        parts.append((a @ a.mT).mul_(b @ b.mT).sum((1, 2), dtype=torch.float64))
+    return torch.cat(parts).clamp_min(0) if parts else inputs.new_zeros(0, dtype=torch.float64)
+
+
+class ScaledVectors(Scaled):
+    """Vectors' outer products multiplied elementwise by one matrix: the norm is a quadratic form, still unstored."""
+
+    def __init__(self, vectors: Products, scale: Tensor) -> None:
+        super().__init__(vectors, scale, self._quadratic_form, vectors.weighted_sum)
+        self.vectors = vectors
+
+    def _quadratic_form(self) -> Tensor:
+        inputs, outputs = self.vectors.inputs[:, 0], self.vectors.outputs[:, 0]
+        largest = self.scale.abs().amax().clamp_min(1e-30)
+        weights = (self.scale / largest).view(outputs.shape[1], inputs.shape[1]).square()
+        input_norms, output_norms = norms(inputs), norms(outputs)
+        if inputs.is_cuda or inputs.dtype == torch.float64:
+            bound = self._form_of_units(inputs, outputs, weights, input_norms, output_norms)
+        else:
+            # Two passes over the vectors less. Examples whose squares would vanish or overflow are done again, alone.
+            if weights.shape[0] >= weights.shape[1]:
+                bound = ((outputs.square() @ weights) * inputs.square()).sum(1)
+            else:  # the longer side first: what is left to multiply is short
+                bound = ((inputs.square() @ weights.T) * outputs.square()).sum(1)
+            bound = bound.double() * (1 + self._summing)
+            lengths = (1 + input_norms.square()) * (1 + output_norms.square())  # squares of steep scales vanish too
+            bound += 2e-38 * sum(weights.shape) * lengths
+            safe = ((input_norms > 1e-9) & (input_norms < 1e9)) & ((output_norms > 1e-9) & (output_norms < 1e9))
+            rest = (~safe).nonzero().squeeze(1)
+            if len(rest):
+                exact = (self.scale.double() / largest.double()).view(weights.shape).square()
+                bound[rest] = self._form_of_units(
+                    inputs[rest].double(), outputs[rest].double(), exact, input_norms[rest], output_norms[rest]
+                )
+        return bounded_factors(bound * largest.double().square(), input_norms, output_norms)
+
+    def _form_of_units(
+        self, inputs: Tensor, outputs: Tensor, weights: Tensor, input_norms: Tensor, output_norms: Tensor
+    ) -> Tensor:
+        """The quadratic form of unit vectors, whose squares neither vanish nor overflow, times the norms."""
+        input_norms, output_norms = input_norms.clamp_min(1e-150), output_norms.clamp_min(1e-150)
+        inputs = (inputs / input_norms.unsqueeze(1)).to(inputs.dtype)
+        outputs = (outputs / output_norms.unsqueeze(1)).to(outputs.dtype)
+        form = ((outputs.square() @ weights.to(outputs.dtype)) * inputs.square()).sum(1)
+        vanished = 2e-38 * sum(weights.shape)  # what squares of unit values can still hide
+        rounding = self._summing + 8 * unit_roundoff(self.vectors.outputs)
+        return (form.double() * (1 + rounding) + vanished) * (input_norms * output_norms).square()
+
+    @property
+    def _summing(self) -> float:
+        """The relative error of the form: of its two sums, of terms that are not negative, and of a few products."""
+        return (16 + sum(self.vectors.matrix)) * 2 * last_bit(self.vectors.outputs)

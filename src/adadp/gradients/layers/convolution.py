@@ -1,0 +1,288 @@
+"""nn.Conv1d, Conv2d and Conv3d: stride, padding of every kind, dilation, groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from adadp.gradients.forms.factors import Factor, LowRank, last_bit
+from adadp.gradients.forms.low_rank import AlongDirections
+from adadp.gradients.forms.per_example import (
+    DENSE_BYTES,
+    MOST_AMPLIFIED,
+    Dense,
+    PerExample,
+    Recomputed,
+    Scaled,
+    between,
+    fits,
+    stored_or_recomputed,
+)
+from adadp.gradients.kernels import kernel
+from adadp.gradients.kernels.reference import CANCELLED, Sums
+from adadp.gradients.layers.layer import Layer, Taps, no_batch, supports
+from adadp.gradients.rounding import (
+    TF32,
+    accumulation_dtype,
+    bounded_factors,
+    convolutions_are_cut,
+    drop,
+    full_precision,
+    largest_number,
+    norms,
+    squares,
+    unit_roundoff,
+    weighted,
+)
+
+# Measured on CPUs. The native weight gradient of one example at a time wins where it has this many multiplications to
+# do; below, the call itself costs more. Patches are copied in pieces that stay in the cache: large ones cost twice.
+NATIVE_MULTIPLICATIONS = 2**24
+PATCH_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution's kernel moves over its input. `padding` is with zeros, the same on both sides."""
+
+    weight: torch.Size  # [out, in / groups, *kernel]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def kernel(self) -> torch.Size:
+        """The spatial part of the weight's shape."""
+        return self.weight[2:]
+
+    def weight_gradient(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """The ordinary weight gradient, summed over examples, by torch's own kernel."""
+        none = [0] * len(self.kernel)
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            outputs, inputs, inputs.new_empty(self.weight), None, self.stride, self.padding, self.dilation,
+            False, none, self.groups, [False, True, False],
+        )[1]  # fmt: skip
+        return gradient
+
+    def convolved(self, inputs: Tensor, kernels: Tensor) -> Tensor:
+        """What kernels [k, in, *kernel] see of inputs at each place; there is one group."""
+        none = [0] * len(self.kernel)
+        seen: Tensor = torch.ops.aten.convolution(
+            inputs, kernels, None, self.stride, self.padding, self.dilation, False, none, 1
+        )
+        return seen
+
+    def per_example(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """The weight gradient of each example, shape [n, *weight]."""
+        gradients = outputs.new_empty(len(inputs), *self.weight)
+        places = math.prod(outputs.shape[2:])
+        if not outputs.is_cuda and math.prod(self.weight) * places >= NATIVE_MULTIPLICATIONS:
+            for example in range(len(inputs)):
+                one = slice(example, example + 1)
+                gradients[one] = self.weight_gradient(inputs[one], outputs[one])
+            return gradients
+        rows, columns = self.weight[0] // self.groups, math.prod(self.weight[1:])
+        for piece in _pieces(len(inputs), self.groups * columns * places, outputs):
+            patches = self.patches(inputs[piece], outputs.shape[2:])
+            torch.bmm(
+                outputs[piece].reshape(-1, rows, places),
+                patches.reshape(-1, columns, places).mT,
+                out=gradients[piece].view(-1, rows, columns),
+            )
+        return gradients
+
+    def patches(self, inputs: Tensor, size: Sequence[int]) -> Tensor:
+        """What the kernel sees at each of the `size` places, shape [n, channels, *kernel, *size]; a view."""
+        padded = F.pad(inputs, [side for pad in reversed(self.padding) for side in (pad, pad)]).contiguous()
+        steps = padded.stride()[2:]
+        return padded.as_strided(
+            (*padded.shape[:2], *self.kernel, *size),
+            (
+                *padded.stride()[:2],
+                *(step * dilation for step, dilation in zip(steps, self.dilation, strict=True)),
+                *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
+            ),
+        )
+
+
+def _pieces(count: int, patch_elements: int, like: Tensor) -> Iterator[slice]:
+    limit = DENSE_BYTES if like.is_cuda else PATCH_BYTES
+    step = max(1, limit // max(1, patch_elements * like.element_size()))
+    return (slice(start, start + step) for start in range(0, count, step))
+
+
+class Convolution(PerExample):
+    """Gradients of a convolution's weight, from its inputs [n, in, *size] and output gradients [n, out, *size]."""
+
+    def __init__(self, inputs: Tensor, outputs: Tensor, geometry: Geometry) -> None:
+        dtype = accumulation_dtype(outputs.dtype)
+        self.inputs, self.outputs, self.geometry = inputs.to(dtype), outputs.to(dtype), geometry
+        self.count, self.shape = len(inputs), geometry.weight
+
+    @property
+    def _keeps(self) -> bool:
+        # On a GPU a kernel measures them without making them, and the ordinary weight gradient sums them.
+        return not self.outputs.is_cuda and fits(self.count, self.shape, self.outputs.element_size())
+
+    @property
+    def least(self) -> Tensor:
+        return CANCELLED * self._reach
+
+    @cached_property
+    def _stored(self) -> Dense:
+        return Dense(self.dense(slice(0, self.count)), self.least)
+
+    @cached_property
+    def _squared_norms(self) -> Tensor:
+        if self._keeps:
+            return self._stored.squared_norms()
+        if self.outputs.is_cuda:
+            return self._measured(None)
+        measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
+        bound = torch.maximum(measured + self._rounding, self.least)
+        return bounded_factors(bound.square(), *self._factor_norms)
+
+    def _measured(self, scale: Tensor | None) -> Tensor:
+        """Squared norms of gradients multiplied elementwise by `scale`, by a kernel that does not keep them; [n]."""
+        squared: Tensor = kernel("convolution_norms", self.outputs)(self.outputs, self.inputs, self.geometry, scale)
+        largest = 1.0 if scale is None else scale.abs().amax().double()
+        bound = squared.sqrt() * (1 + 2.0**-22) + self._rounding * largest
+        return bounded_factors(torch.maximum(bound, self.least * largest).square(), *self._factor_norms)
+
+    @property
+    def _rounding(self) -> Tensor:
+        """How far a weighted sum may be from the gradients that were measured; [n].
+
+        The norm is taken of one product, the sum is another. Multiplications err by a multiple of sum_t |a_t| |b_t|
+        over places t each, additions, which are in the full precision, by one that grows with their number. An input is
+        seen from at most as many places as the kernel is large.
+        """
+        places = math.prod(self.outputs.shape[2:])
+        added = (8 + 2 * places) * last_bit(self.outputs)
+        multiplied = unit_roundoff(self.outputs)
+        if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and convolutions_are_cut():
+            multiplied = TF32
+        return (added + 2 * multiplied) * self._reach
+
+    @property
+    def _reach(self) -> Tensor:
+        """Upper bounds on sum_t |a_t| |b_t| over places t; [n]."""
+        inputs, outputs = self._factor_norms
+        return inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
+
+    @cached_property
+    def _factor_norms(self) -> tuple[Tensor, Tensor]:
+        """The norms of each example's inputs and output gradients, each of shape [n]."""
+        return norms(self.inputs), norms(self.outputs)
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
+        if self._keeps:
+            return self._stored.weighted_sum(weights, keep)
+        return self.geometry.weight_gradient(drop(self.inputs, keep), weighted(self.outputs, weights, keep))
+
+    def dense(self, examples: slice) -> Tensor:
+        return self.geometry.per_example(self.inputs[examples], self.outputs[examples])
+
+    def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
+        inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep) * scale
+        sums: Sums = kernel("convolution_clamped", outputs)(
+            outputs, inputs, self.geometry, bound.to(outputs.dtype), moments
+        )
+        return sums
+
+    def finite(self) -> Tensor:
+        # A coordinate is a product of an input's and an output gradient's values, each once: Cauchy and Schwarz.
+        inputs, outputs = self._factor_norms
+        return bounded_factors(inputs * outputs, inputs, outputs) < largest_number(self.outputs)
+
+    def scaled(self, scale: Tensor) -> PerExample:
+        factor = scale.to(self.outputs.dtype)
+        if self.outputs.is_cuda:
+            return Scaled(self, factor, lambda: self._measured(factor.reshape(self.shape)), self.weighted_sum)
+        least = self.times_least(factor.abs().amax())
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape, least)
+
+    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
+        scale = left.times_columns(right, *self.matrix)
+        if self.outputs.is_cuda and scale is not None:
+            return self.scaled(scale.reshape(self.shape))
+        if self.geometry.groups > 1:
+            kept = self._stored if self._keeps else Recomputed(self.dense, self.count, self.shape, self.least)
+            return kept.sandwiched(left, right)
+        # A row of the gradient is a channel of the outputs: there the factor has far less to multiply.
+        outputs = left.apply_left(self.outputs.flatten(2)).reshape(self.outputs.shape)
+        turned = Convolution(self.inputs, outputs, self.geometry)
+        if self._keeps:
+            return turned._stored.times(right)
+        # As with what is `Sandwiched`, a sum's rounding errors must stay far below what one example may add.
+        if self.outputs.is_cuda and isinstance(right, LowRank) and last_bit(outputs) * right.spread <= MOST_AMPLIFIED:
+            return turned.along(right)
+        least = turned.times_least(right.growth)
+        return Recomputed(lambda e: between(None, turned.dense(e), right, self.shape), self.count, self.shape, least)
+
+    def along(self, right: LowRank) -> PerExample:
+        """Gradients g R. A product with one of R's directions is one with what a kernel like it sees at each place."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            kernels = right.basis.T.to(self.inputs.dtype)
+            with full_precision():
+                seen = self.geometry.convolved(self.inputs, kernels.reshape(-1, *self.shape[1:]))
+                along = self.outputs.flatten(2) @ seen.flatten(2).mT
+            # All bits, in two sums over the kernel and over places; libraries may transform the kernel in float32.
+            places = seen[0, 0].numel() if len(seen) else 0
+            made = (2.0**12 + self.matrix[1] + places + 16) * math.sqrt(len(kernels)) * last_bit(self.outputs)
+            vanished = 2.0**-110 * (1 + sum(self._factor_norms))  # products close to the smallest number
+            return along, self._rounding + made * self._reach + vanished
+
+        return AlongDirections(self, right, make)
+
+
+@supports(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+class Conv(Layer):
+    """A kernel that moves over its input: the gradient is a sum over places of outer products with patches."""
+
+    defining: ClassVar[tuple[str, ...]] = ("forward", "_conv_forward")
+
+    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        inputs = args[0] if args else kwargs["input"]
+        if inputs.ndim != len(module.kernel_size) + 2:  # type: ignore[arg-type]
+            raise no_batch(taps, module, inputs, "[n, channels, ...]")
+        return taps.tap(self, module, [output], [inputs])[0]
+
+    def per_example(
+        self,
+        module: nn.Module,
+        context: Any,
+        saved: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        wanted: Collection[str],
+    ) -> Mapping[str, PerExample]:
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        (inputs,), (outputs,) = saved, gradients
+        forms: dict[str, PerExample] = {}
+        if "weight" in wanted:
+            forms["weight"] = _weight_form(module, inputs, outputs)
+        if "bias" in wanted:
+            forms["bias"] = Dense(outputs.flatten(2).sum(2, dtype=accumulation_dtype(outputs.dtype)))
+        return forms
+
+
+def _weight_form(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, outputs: Tensor) -> Convolution:
+    sides: list[int] = module._reversed_padding_repeated_twice  # last dimension first, both its sides
+    padding = tuple(reversed(sides[::2]))
+    if module.padding_mode != "zeros" or sides[::2] != sides[1::2]:
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        inputs, padding = F.pad(inputs, sides, mode=mode), (0,) * len(padding)
+    geometry = Geometry(module.weight.shape, module.stride, padding, module.dilation, module.groups)
+    return Convolution(inputs, outputs, geometry)

@@ -1,0 +1,92 @@
+"""Any other module: per-example gradients by torch.func, a chunk of examples at a time.
+
+The module runs once as usual. When its output gradients arrive, it is run again for each example alone, under vmap,
+and differentiated. A module that draws random numbers would draw others the second time, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.utils import _pytree as pytree
+
+from adadp.errors import UnsupportedModuleError
+from adadp.gradients.forms.per_example import Dense, PerExample
+from adadp.gradients.layers.layer import Layer, Taps
+
+
+class ThroughFunc(Layer):
+    """Differentiates a module and everything below it as one function of its parameters.
+
+    Tensors among the arguments whose first dimension is the batch's are taken apart by example; the rest is the
+    same for all. Examples are in the first dimension.
+    """
+
+    atomic: ClassVar[bool] = True
+
+    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        leaves, inputs = pytree.tree_flatten((args, kwargs))
+        outputs, form = pytree.tree_flatten(output)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        floating = [isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in outputs]
+        rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        places = [isinstance(leaf, Tensor) for leaf in leaves]
+        context = (inputs, places, rest, floating, taps.chunk, taps.module_name(module), taps.batch_first)
+        tapped = iter(
+            taps.tap(self, module, [o for o, f in zip(outputs, floating, strict=True) if f], tensors, context)
+        )
+        return pytree.tree_unflatten([next(tapped) if f else o for o, f in zip(outputs, floating, strict=True)], form)
+
+    def per_example(
+        self,
+        module: nn.Module,
+        context: Any,
+        saved: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        wanted: Collection[str],
+    ) -> Mapping[str, PerExample]:
+        inputs, places, rest, floating, chunk, name, batch_first = context
+        if not batch_first:
+            raise UnsupportedModuleError(f"{name}: torch.func needs examples in the first dimension (batch_first=True)")
+        count = gradients[0].shape[0] if gradients[0].ndim else -1
+        everything = _parameters(module)
+        parameters = {own: value for own, value in everything.items() if own in wanted}
+        fixed = {own: value for own, value in everything.items() if own not in wanted}
+        state = {**fixed, **dict(module.named_buffers())}
+        batched = [0 if tensor.ndim and tensor.shape[0] == count else None for tensor in saved]
+
+        def gradient_of_one(tensors: list[Tensor], output_gradients: list[Tensor]) -> dict[str, Tensor]:
+            present = iter(t.unsqueeze(0) if d == 0 else t for t, d in zip(tensors, batched, strict=True))
+            leaves = [next(present) if here else other for here, other in zip(places, rest, strict=True)]
+            args, kwargs = pytree.tree_unflatten(leaves, inputs)
+
+            def run(values: dict[str, Tensor]) -> list[Tensor]:
+                output = functional_call(module, {**values, **state}, args, kwargs, tie_weights=False)
+                flat = pytree.tree_leaves(output)
+                return [leaf for leaf, float_ in zip(flat, floating, strict=True) if float_]
+
+            backward = vjp(run, parameters)[1]
+            return dict(backward([g.unsqueeze(0) for g in output_gradients])[0])
+
+        try:
+            found = vmap(gradient_of_one, in_dims=(batched, 0), chunk_size=chunk)(list(saved), list(gradients))
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise UnsupportedModuleError(
+                f"{name} ({type(module).__name__}): torch.func cannot take its per-example gradients: "
+                f"{str(error).splitlines()[0]} A module that draws random numbers, mixes examples or reads values back "
+                "cannot be split by example; move its parameters into modules that adadp knows, or freeze them."
+            ) from error
+        return {own: Dense(gradient) for own, gradient in found.items()}
+
+
+def _parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Each place of a parameter by one name, though its module may hang in two: functional_call corrupts those."""
+    return {
+        f"{prefix}.{attribute}" if prefix else attribute: parameter.detach()
+        for prefix, part in module.named_modules()
+        for attribute, parameter in part._parameters.items()
+        if parameter is not None
+    }

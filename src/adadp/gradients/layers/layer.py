@@ -1,0 +1,120 @@
+"""What the capture needs to know of a kind of layer, and the register of those that are known.
+
+A new kind of layer is one subclass of `Layer` in a file of its own and one `@supports(...)`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from adadp.errors import UnsupportedModuleError
+from adadp.gradients.forms.per_example import PerExample
+
+
+class Taps(Protocol):
+    """The side of the capture that layers see."""
+
+    batch_first: bool
+    chunk: int
+
+    def tap(
+        self,
+        layer: Layer,
+        module: nn.Module,
+        outputs: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        context: Any = None,
+        used: Collection[str] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Keep `saved` and `context` until the gradients of `outputs` arrive; returns the outputs to use instead.
+
+        `used` are the module's own names of the parameters that the outputs were made with, all of them if not given.
+        """
+
+    def watches(self, module: nn.Module) -> bool:
+        """Whether a call of `module` is to be seen now."""
+
+    def alias(self, module: nn.Module, name: str) -> Tensor | None:
+        """The value of a module's parameter, cut off from the graph."""
+
+    def module_name(self, module: nn.Module) -> str:
+        """The module's name in the tree, for messages."""
+
+
+class Layer(ABC):
+    """Knows the per-example gradients of one kind of module."""
+
+    #: The layer answers for every module below its own as well; those are not watched.
+    atomic: ClassVar[bool] = False
+    #: The gradients are small beside what they are made of, so they are made at once and that is let go.
+    small: ClassVar[bool] = False
+    #: The methods that say what the module computes. A subclass that replaces one is unknown.
+    defining: ClassVar[tuple[str, ...]] = ("forward",)
+
+    def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
+        """Raise UnsupportedModuleError for settings of `module` that have no per-example gradients."""
+
+    def install(self, module: nn.Module, taps: Taps) -> None:  # noqa: B027 - most layers need no preparation
+        """Prepare `module`, once, when the capture begins to watch it."""
+
+    def uninstall(self, module: nn.Module) -> None:  # noqa: B027
+        """Undo `install`."""
+
+    @abstractmethod
+    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Called with what the module was given and returned; taps the output and returns it."""
+
+    @abstractmethod
+    def per_example(
+        self,
+        module: nn.Module,
+        context: Any,
+        saved: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        wanted: Collection[str],
+    ) -> Mapping[str, PerExample]:
+        """Per-example gradients of the `wanted` parameters (the module's own names for them)."""
+
+
+_REGISTER: dict[type[nn.Module], Layer] = {}
+
+
+def supports(*kinds: type[nn.Module]) -> Callable[[type[Layer]], type[Layer]]:
+    """Register a layer for these module classes and their subclasses that keep the class's `forward`."""
+
+    def register(layer: type[Layer]) -> type[Layer]:
+        for kind in kinds:
+            _REGISTER[kind] = layer()
+        return layer
+
+    return register
+
+
+def known_layer(module: nn.Module) -> Layer | None:
+    """The registered layer for a module.
+
+    A subclass is only known when it has not replaced what defines its kind: else nobody knows what it computes.
+    """
+    for kind in type(module).__mro__:
+        layer = _REGISTER.get(kind)
+        if layer is not None:
+            same = all(getattr(type(module), method) is getattr(kind, method) for method in layer.defining)
+            return layer if same else None
+    return None
+
+
+def no_batch(taps: Taps, module: nn.Module, inputs: Tensor, expected: str) -> UnsupportedModuleError:
+    """The error for an input without a dimension of examples, which torch allows for many layers."""
+    return UnsupportedModuleError(
+        f"{taps.module_name(module)} ({type(module).__name__}): an input of shape {list(inputs.shape)} holds no batch "
+        f"of examples. Give it {expected}: a single example is a batch of one (x.unsqueeze(0))."
+    )
+
+
+def batch_first(tensor: Tensor, first: bool, minimum: int) -> Tensor:
+    """The tensor with examples in front; sequences of at least `minimum` dimensions may come as [T, N, ...]."""
+    return tensor if first or tensor.ndim < minimum else tensor.transpose(0, 1)

@@ -1,0 +1,1 @@
+"""adadp inside other people's tools."""

@@ -1,0 +1,198 @@
+"""Randomness: where noise and lots come from.
+
+A stream of random numbers belongs to one run in one process. It is started at its first use, so that an engine that was
+made before a fork draws anew in each child; a copy never continues the stream that it was copied from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adadp.errors import ConfigurationError
+from adadp.gradients.rounding import accumulation_dtype
+
+
+class Randomness:
+    """Gaussian noise, and streams of uniform numbers by name.
+
+    By default PyTorch's generator, started from 256 bits of the system's entropy (63 on a GPU, whose generator takes no
+    more): fast, and unpredictable to whoever does not see its output un-noised, but not a cryptographic generator.
+    `secure=True` takes all noise from the system's cryptographic source and streams from SHAKE-256 under a key from
+    there (slower). A `seed` is for tests and papers: whoever knows it can take the noise off.
+    """
+
+    def __init__(self, seed: int | None = None, *, secure: bool = False, name: str = "") -> None:
+        self.seeded = seed is not None
+        self.secure = secure and seed is None
+        self._seed, self._name = seed, name
+        self._key: bytes | None = None
+        self._process = os.getpid() if self.seeded else None  # whose stream it is; an unseeded one's from its first use
+        self._copied = False
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._renewed = 0
+
+    def spawn(self, name: str) -> Randomness:
+        """The randomness of one run, independent of this one's and of every other name's."""
+        self._require_own()
+        return type(self)(self._seed, secure=self.secure, name=f"{self._name}/{name}")
+
+    @property
+    def assumption(self) -> str:
+        """What the guarantee takes for granted about these draws."""
+        if self.seeded:
+            return "noise and lots come from a given seed, which stays secret and is used for this run only"
+        if self.secure:
+            return "noise and lots come from the operating system's cryptographic randomness"
+        return (
+            "noise and lots come from PyTorch's generator, started from system entropy; it is not a "
+            "cryptographic generator (secure_mode=True uses one)"
+        )
+
+    # ---- whose it is ------------------------------------------------------------------------------------------------
+
+    def _require_own(self) -> bytes:
+        """The key of this process's draws, drawn here at the first use."""
+        here = os.getpid()
+        if self._copied or self._process not in (None, here):
+            if self.seeded:
+                raise ConfigurationError(
+                    "this engine was made with a seed and then copied, pickled or carried into another process by a "
+                    "fork: two of them would add the same noise, which comes off by subtraction. Make an engine with "
+                    "another seed, or without one, in each process."
+                )
+            self._key, self._generators, self._copied = None, {}, False
+        if self._key is None:
+            self._process = here
+            self._key = secrets.token_bytes(32) if self._seed is None else hashlib.sha256(b"%d" % self._seed).digest()
+        return self._key
+
+    def _copy(self) -> Randomness:
+        copied = type(self)(self._seed, secure=self.secure, name=self._name)
+        copied._copied = True
+        return copied
+
+    def __copy__(self) -> Randomness:
+        return self._copy()
+
+    def __deepcopy__(self, memo: Any) -> Randomness:
+        return self._copy()
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (type(self), self._seed, self.secure, self._name)
+
+    # ---- draws ------------------------------------------------------------------------------------------------------
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """The one that draws noise on `device`, unless every draw is `secure`."""
+        key = self._require_own()
+        if device not in self._generators:
+            self._generators[device] = self._started(key, device, "")
+        return self._generators[device]
+
+    def renew(self, device: torch.device) -> None:
+        """Draw from a new stream after a recording that failed, which leaves its generator unusable.
+
+        Not from where that one stands: another recording may hold it still, and would draw the same noise for its lots.
+        """
+        key = self._require_own()
+        self._renewed += 1
+        self._generators[device] = self._started(key, device, f" renewed {self._renewed}")
+
+    def _started(self, key: bytes, device: torch.device, suffix: str) -> torch.Generator:
+        return _started(device, key, f"{self._name} noise {device.type} {device.index or 0}{suffix}")
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Independent standard normal values of `like`'s shape and device, in float32 or better."""
+        if self.secure:
+            return _normal_from(secrets.token_bytes, like.numel()).to(like.device).view(like.shape)
+        dtype = accumulation_dtype(like.dtype)
+        return torch.empty(like.shape, dtype=dtype, device=like.device).normal_(generator=self.generator(like.device))
+
+    def stream(self, name: str) -> Stream:
+        """Uniform numbers that follow from this run's key and `name` alone: asking again gives the same ones again."""
+        key, name = self._require_own(), f"{self._name} stream {name}"
+        if not self.secure:
+            return Stream(_from_generator(_started(torch.device("cpu"), key, name)))
+        position = 0
+
+        def draw(count: int) -> Tensor:
+            nonlocal position
+            position += 1
+            source = hashlib.shake_256(b"%s %s %d" % (key, name.encode(), position))
+            return torch.from_numpy(_uniform_from(source.digest, count))
+
+        return Stream(draw)
+
+
+class Stream:
+    """Uniform draws, one after the other."""
+
+    def __init__(self, draw: Callable[[int], Tensor]) -> None:
+        self._draw = draw
+
+    def uniform(self, count: int) -> Tensor:
+        """Independent uniform values in [0, 1), float64, on the CPU."""
+        return self._draw(count)
+
+    def permutation(self, count: int) -> Tensor:
+        """A uniformly random order of 0..count-1."""
+        return self.uniform(count).argsort()
+
+
+def _unpickled(kind: type[Randomness], seed: int | None, secure: bool, name: str) -> Randomness:
+    copied = kind(seed, secure=secure, name=name)
+    copied._copied = True
+    return copied
+
+
+def _from_generator(generator: torch.Generator) -> Callable[[int], Tensor]:
+    return lambda count: torch.empty(count, dtype=torch.float64).uniform_(generator=generator)
+
+
+_CPU_STATE_BYTES = 5056  # PyTorch's Mersenne Twister: three words, 624 words of state, what is left of normal draws
+_CPU_WORDS = slice(3, 3 + 624)
+
+
+def _started(device: torch.device, key: bytes, name: str) -> torch.Generator:
+    """A generator whose whole state follows from `key` and `name`; different names and devices share no stream.
+
+    On a CPU `manual_seed` uses the last 32 bits of its argument only. So few can be tried one by one until the noise
+    comes off, so the Twister's state is filled here.
+    """
+    stream = hashlib.shake_256(key + name.encode()).digest(8 + 4 * 624)
+    generator = torch.Generator(device)
+    generator.manual_seed(int.from_bytes(stream[:8], "little") >> 1)
+    if device.type == "cpu":
+        state = generator.get_state()
+        if len(state) != _CPU_STATE_BYTES:
+            raise ConfigurationError(
+                "the state of this PyTorch's generator is not laid out as known, so it cannot be started from enough "
+                "entropy: use secure_mode=True"
+            )
+        words = np.frombuffer(stream[8:], dtype=np.uint32).astype(np.int64)
+        state.view(torch.int64)[_CPU_WORDS] = torch.from_numpy(words)
+        generator.set_state(state)
+    return generator
+
+
+def _uniform_from(source: object, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    words = np.frombuffer(source(8 * count), dtype=np.uint64)  # type: ignore[operator]
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _normal_from(source: object, count: int) -> Tensor:
+    """Box-Muller in float64, with 1 - u so that the logarithm never sees zero."""
+    half = (count + 1) // 2
+    radius = np.sqrt(-2 * np.log1p(-_uniform_from(source, half)))
+    angle = 2 * math.pi * _uniform_from(source, half)
+    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+    return torch.from_numpy(values)

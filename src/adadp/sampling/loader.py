@@ -1,0 +1,273 @@
+"""The loader that the user's loop sees: the user's own, giving out lots.
+
+A lot larger than memory arrives as several batches, an empty lot as one row that counts for nothing. One batch is out
+at a time (`adadp.sampling.lot`); what is fetched ahead is fetched in here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from adadp.errors import ConfigurationError
+from adadp.randomness import Randomness
+from adadp.sampling.batches import filled_up
+from adadp.sampling.lot import Lot, Lots, Microbatch, microbatches
+from adadp.sampling.schemes import Sampling
+
+
+class PrivateLoader:
+    """Gives out a DataLoader's batches by lots drawn with `sampling`; made by the engine.
+
+    It has the wrapped loader's dataset, collate function, workers and pinned memory. `len()` is the number of lots
+    in an epoch. `current` says which microbatch the loop holds; it is None before the first.
+
+    With `pad_lots` every batch has the same number of rows, which GPUs need to replay a step: rows that count for
+    nothing are appended after collate, and a lot that is larger comes as several batches. With `prefetch` the next
+    batch is copied to that device while the loop works on the current one. Where `whole_lots` is set (by
+    `TrainingStep`, which cuts them itself), every lot comes as one batch.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        sampling: Sampling,
+        randomness: Randomness,
+        max_physical_batch_size: int | None,
+        pad_lots: bool = False,
+        *,
+        batch_first: bool = True,
+        prefetch: torch.device | str | None = None,
+    ) -> None:
+        if max_physical_batch_size is not None and max_physical_batch_size < 1:
+            raise ConfigurationError(f"max_physical_batch_size must be at least 1, not {max_physical_batch_size}")
+        self.pad_lots = pad_lots
+        if pad_lots and max_physical_batch_size is None:
+            max_physical_batch_size = sampling.capacity
+        self.dataset = loader.dataset
+        self.collate_fn = loader.collate_fn
+        self.sampling = sampling
+        self.batch_size = sampling.lot
+        self.max_physical_batch_size = max_physical_batch_size
+        self.whole_lots = False
+        self.lots = Lots()
+        self.prefetch = None if prefetch is None else torch.device(prefetch)
+        self.batch_first = batch_first
+        self._randomness = randomness
+        self._plan: deque[Microbatch] = deque()
+        self._loader: DataLoader[Any] = DataLoader(
+            loader.dataset,
+            batch_sampler=_Batches(self),
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=None,  # the workers' base seed: augmentation, not privacy
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+
+    @property
+    def current(self) -> Microbatch | None:
+        """The microbatch that the loop holds."""
+        return self.lots.current
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the budget is spent: nothing more is given out."""
+        return self.lots.stopped
+
+    def __reduce__(self) -> Any:
+        raise ConfigurationError(
+            "a private loader is not copied or pickled: the copy would give out the same lots again. Make a new run."
+        )
+
+    def __len__(self) -> int:
+        return len(self.sampling)
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Iteration(self)
+
+    def open_for(self, count: int) -> Microbatch:
+        """Open the next lot for `count` rows that the caller brings along: benchmarks time a step without a loader."""
+        microbatch = Microbatch(Lot(self.lots.next), 0, True, count, count, count)
+        self.lots.hand_out(microbatch)
+        return microbatch
+
+    # ---- one epoch --------------------------------------------------------------------------------------------------
+
+    def _batches(self) -> tuple[deque[Microbatch], Iterator[Any]]:
+        """An epoch's batches from the next lot on, and what each of them is, in the same order."""
+        # Each iteration has its own plan: what an earlier one had fetched ahead when the loop left it is not ours.
+        plan = self._plan = deque()
+        if self._in_memory:
+            tensors = self.dataset.tensors  # type: ignore[attr-defined]
+            # What the loader would give for tensors in memory, by one indexing instead of one for each example.
+            chosen = map(torch.tensor, self._indices(plan))
+            return plan, ([tensor[indices.to(tensor.device)] for tensor in tensors] for indices in chosen)
+        return plan, iter(self._loader)
+
+    @property
+    def _in_memory(self) -> bool:
+        plain = self._loader.collate_fn is default_collate and self._loader.num_workers == 0
+        return type(self.dataset) is TensorDataset and plain and not self._loader.pin_memory
+
+    def _indices(self, plan: deque[Microbatch]) -> Iterator[list[int]]:
+        """The examples of each batch; what the batch is is noted in `plan` when they are asked for."""
+        first, size = self.lots.next, self.max_physical_batch_size
+
+        def draw() -> Iterator[list[int]]:
+            for number in range(first, first + len(self)):
+                indices = self.sampling.draw(number, self._randomness).tolist()
+                lot = self.sampling.lot
+                planned = size if self.pad_lots and size else min(lot, size or lot)
+                for part in microbatches(number, indices, None if self.whole_lots else size, planned, self.pad_lots):
+                    plan.append(part)
+                    # An empty lot is a batch too, so that the loop sees it: of one example that counts for nothing.
+                    yield list(part.indices) or [0]
+
+        return draw()
+
+    def _filled(self, microbatch: Microbatch, batch: Any) -> Microbatch:
+        """With its batch: rows for all that it is to hold, on the device where they are wanted."""
+        given, rows = max(1, len(microbatch.indices)), microbatch.count
+        if self.pad_lots and self.max_physical_batch_size:
+            size = self.max_physical_batch_size
+            rows = -(-given // size) * size
+            batch = filled_up(batch, given, rows, self.batch_first)
+        if self.prefetch is not None:
+            device = self.prefetch
+
+            def moved(part: Any) -> Any:
+                return part.to(device, non_blocking=True) if isinstance(part, Tensor) else part
+
+            batch = batch.to(device) if hasattr(batch, "to") else tree_map(moved, batch)
+        return replace(microbatch, count=rows, batch=batch)
+
+
+def _kept(batch: Any) -> Any:
+    """The batch as it was handed out, though the loop may take things out of its containers."""
+    try:
+        return copy.copy(batch) if not isinstance(batch, Tensor) else batch
+    except Exception:
+        return batch
+
+
+class _Batches:
+    """The batch sampler of the loader inside; it runs in the main process, ahead of the workers."""
+
+    def __init__(self, loader: PrivateLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._loader._indices(self._loader._plan)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class _Iteration:
+    """One pass over the loader. It begins with the lot that is next when its first batch is asked for."""
+
+    def __init__(self, loader: PrivateLoader) -> None:
+        self._loader = loader
+        self._started: tuple[deque[Microbatch], Iterator[Any]] | None = None
+        self._ahead: deque[Microbatch] = deque()
+        self._stream: Any = None
+        if loader.prefetch is not None and loader.prefetch.type == "cuda":
+            self._stream = torch.cuda.Stream(loader.prefetch)  # type: ignore[no-untyped-call]
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        lots = self._loader.lots
+        if lots.stopped:
+            raise StopIteration
+        if self._started is not None and not lots.held_by(self):
+            lots.refuse_second_iteration()
+        lots.refuse_next(self)
+        if self._started is None:
+            self._started = self._loader._batches()
+        microbatch = self._ahead.popleft() if self._ahead else self._fetch()
+        if self._stream is not None:
+            self._arrived(microbatch.batch)
+        lots.hand_out(replace(microbatch, batch=_kept(microbatch.batch)), self)
+        if self._loader.prefetch is not None and not self._ahead:
+            self._prefetch()
+        return microbatch.batch
+
+    def _fetch(self) -> Microbatch:
+        assert self._started is not None
+        plan, batches = self._started
+        batch = next(batches)
+        microbatch = plan.popleft()
+        if batch is None:
+            raise ConfigurationError(
+                "collate_fn returned None: a lot that is not given out must not depend on what is in it. Return the "
+                "batch, with rows that cannot be used made finite or left to count for nothing."
+            )
+        if self._stream is None:
+            return self._loader._filled(microbatch, batch)
+        with torch.cuda.stream(self._stream):
+            return self._loader._filled(microbatch, batch)
+
+    def _prefetch(self) -> None:
+        """Fetch the next batch now, while the device works on earlier ones; the loop gets it when it asks."""
+        try:
+            self._ahead.append(self._fetch())
+        except StopIteration:
+            return
+
+    def _arrived(self, batch: Any) -> None:
+        """Have the loop's stream wait for the copy, and keep the memory until that stream is done with it."""
+        device = self._loader.prefetch
+        stream = torch.cuda.current_stream(device)
+        stream.wait_stream(self._stream)
+
+        def keep(part: Any) -> Any:
+            if isinstance(part, Tensor) and part.is_cuda:
+                part.record_stream(stream)
+            return part
+
+        tree_map(keep, dict(batch) if hasattr(batch, "keys") else batch)
+
+
+def check_loader(loader: DataLoader[Any]) -> tuple[int, int]:
+    """The number of examples and the lot size of a user's loader, or the reason why lots cannot be drawn from it."""
+    if isinstance(loader, PrivateLoader):
+        raise ConfigurationError("data_loader is private already: pass the ordinary DataLoader")
+    if not isinstance(loader, DataLoader):
+        raise ConfigurationError(f"data_loader must be a torch DataLoader, not {type(loader).__name__}")
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        raise ConfigurationError(
+            "data_loader reads an IterableDataset: lots are drawn by index, so a map-style dataset (with __len__ and "
+            "__getitem__) is needed"
+        )
+    if loader.batch_size is None:
+        raise ConfigurationError(
+            "data_loader has no batch_size (a custom batch_sampler, or batching is off): give it one"
+        )
+    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise ConfigurationError(
+            f"data_loader draws with {type(loader.sampler).__name__}, which would be replaced: a guarantee needs lots "
+            "drawn independently of the data. For a part of the dataset use torch.utils.data.Subset."
+        )
+    return len(loader.dataset), loader.batch_size

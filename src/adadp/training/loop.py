@@ -1,0 +1,297 @@
+"""Training from data to a run folder: `train(dataset="mnist", epsilon=0.75, delta=1e-4)` is all of it."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+
+from adadp import algorithms, models
+from adadp.accounting.accountants import get_accountant
+from adadp.accounting.budget import Budget
+from adadp.accounting.events import Uncovered
+from adadp.accounting.guarantee import Guarantee, round_up
+from adadp.accounting.ledger import Ledger
+from adadp.data import HELD_OUT_NOTE, Dataset, Table
+from adadp.engine import PrivacyEngine
+from adadp.errors import ConfigurationError
+from adadp.mechanism.optimizer import BudgetWarning
+from adadp.sampling.loader import PrivateLoader
+from adadp.shapes.sources import InputMaker
+from adadp.training import preparation as prepared
+from adadp.training import run_folder as runs
+from adadp.training.planning import Plan
+from adadp.training.settings import Settings, from_mapping
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. `accuracy` and `epsilon` are those of the last evaluation, None before the first."""
+
+    step: int
+    steps: int
+    seconds: float
+    examples_per_second: float
+    accuracy: float | None
+    epsilon: float | None
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out. `to_dict` is what `adadp train --json` prints."""
+
+    plan: Plan
+    accuracy: float
+    guarantee: Guarantee
+    claimed_epsilon: float | None
+    steps: int
+    seconds: float
+    folder: Path
+
+    def sentence(self) -> str:
+        """The guarantee in one sentence."""
+        found = self.guarantee
+        if found.epsilon is None:
+            return "none: " + "; ".join(found.reasons)
+        return (
+            f"({round_up(found.epsilon)}, {round_up(found.delta)})-differential privacy for {found.unit} under "
+            f"{found.neighbours} neighbours ({found.accountant} accountant)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `epsilon` is None where the guarantee is none."""
+        plan = self.plan
+        return {
+            "accuracy": self.accuracy,
+            "epsilon": self.guarantee.epsilon,
+            "claimed_epsilon": self.claimed_epsilon,
+            "delta": self.guarantee.delta,
+            "guarantee": self.sentence(),
+            "steps": self.steps,
+            "algorithm": plan.algorithm.name,
+            "seconds": self.seconds,
+            "reading": plan.algorithm.reading or None,
+            "dataset": plan.train.name,
+            "model": plan.model_name,
+            "examples": len(plan.train),
+            "lot": plan.lot,
+            "noise_multiplier": plan.noise_multiplier,
+            "gaussian": [event.noise_multiplier for event in plan.events],
+            "note": HELD_OUT_NOTE,
+            "run": str(self.folder),
+        }
+
+
+def plan(settings: Settings | None = None, **options: Any) -> Plan:
+    """Settle a run: `options` are those of `Settings`."""
+    if settings is not None and options:
+        raise ConfigurationError("give either Settings or options, not both")
+    return Plan(settings if settings is not None else from_mapping(options))
+
+
+def train(settings: Settings | None = None, *, report: Report | None = None, **options: Any) -> Result:
+    """Train a model with privacy: `train(dataset="mnist", epsilon=0.75, delta=1e-4)`. `options` as in `Settings`."""
+    return run(plan(settings, **options), report)
+
+
+def run(plan: Plan, report: Report | None = None) -> Result:
+    """Spend what was planned: fit the preprocessing, train, and write the run's folder."""
+    return _Execution(plan, report).run()
+
+
+class _Execution:
+    """One run of a plan."""
+
+    def __init__(self, plan: Plan, report: Report | None) -> None:
+        self.plan, self.settings, self.report = plan, plan.settings, report
+        self.assumptions: list[str] = [f"public: {text}" for text in plan.public()]
+        self.engine: PrivacyEngine | None = None
+
+    def run(self) -> Result:
+        plan = self.plan
+        name = f"{plan.train.name}-{plan.algorithm.name}"
+        self.folder = runs.create(self.settings.out, name)
+        self.ledger = plan.ledger or Ledger(self.folder / "ledger.jsonl", dataset=plan.train.name)
+        started = time.perf_counter()
+        estimator = self._fit()
+        inputs = prepared.rows(plan.train, estimator)
+        tested = prepared.rows(plan.test, estimator)
+        probes = prepared.probes_for(plan.train, estimator)
+        trained, inputs, tested, probes = self._features(inputs, tested, probes)
+        self.test = (tested.to(plan.device), plan.test.labels)
+        steps = self._train(trained.to(plan.device), inputs.to(plan.device), plan.train.labels.to(plan.device), probes)
+        seconds = time.perf_counter() - started
+        guarantee = self.guarantee()
+        runs.write(self.folder, self._config(), plan.model, estimator)
+        result = Result(plan, self._accuracy(trained), guarantee, plan.claimed_epsilon(), steps, seconds, self.folder)
+        runs.write_result(self.folder, result.to_dict(), guarantee)
+        return result
+
+    def _fit(self) -> prepared.Estimator | None:
+        estimator = self.plan.estimator
+        if estimator is None:
+            return None
+        planned = {"preprocessing": type(estimator).__name__, "neighbours": "add-or-remove-one"}
+        charged = self.ledger.start(
+            planned, seed=estimator.random_state, budget=self._budget(), accountant=self.plan.accountant
+        )
+        with charged:
+            estimator.fit(prepared.raw(self.plan.train), ledger=charged)
+        self.assumptions += estimator.assumptions_
+        return estimator
+
+    def _budget(self) -> Budget | None:
+        if self.plan.epsilon is None or not self.plan.algorithm.sound:
+            return None
+        return Budget(self.plan.epsilon, self.settings.delta)
+
+    def _features(
+        self, inputs: Tensor, tested: Tensor, probes: InputMaker
+    ) -> tuple[nn.Module, Tensor, Tensor, InputMaker]:
+        """Where convolutions are frozen, their features are computed once and only the head is trained."""
+        model = self.plan.model
+        if not isinstance(model, models.PaperCifarNet):
+            return model, inputs, tested, probes
+        pretrained = models.pretrain("paper", data_dir=self.settings.data_dir, device=self.plan.device)
+        models.load_features(model, pretrained)
+        self.assumptions.append(pretrained.assumption)
+        features = model.features.to(self.plan.device)
+
+        @torch.no_grad()
+        def of(images: Tensor) -> Tensor:
+            return torch.cat([features(part.to(self.plan.device)).cpu() for part in torch.split(images, 512)])
+
+        def probe(count: int, generator: torch.Generator) -> Tensor:
+            return of(cast(Tensor, probes(count, generator)))
+
+        return model.head, of(inputs), of(tested), probe
+
+    # ---- the loop ---------------------------------------------------------------------------------------------------
+
+    def _train(self, model: nn.Module, inputs: Tensor, labels: Tensor, probes: InputMaker) -> int:
+        plan = self.plan
+        algorithm, steps = plan.algorithm, plan.steps
+        optimizer: Optimizer = algorithm.optimizer(p for p in model.parameters() if p.requires_grad)
+        schedule = algorithms.schedule(algorithm.settings["schedule"], optimizer, steps, 1 / plan.rate)
+        loader: PrivateLoader | None = None
+        lots = _shuffled(inputs, labels, plan.lot, plan.seed_for("lots"))
+        if algorithm.private:
+            optimizer, loader = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
+            lots = _endless(loader)
+        else:
+            with self.ledger.start({"algorithm": algorithm.name, "steps": steps}) as charged:
+                charged.charge(Uncovered(algorithm.reasons[0]))
+        work = algorithm.training_step(optimizer, model)
+        every = max(1, math.ceil(steps / self.settings.evaluations))
+        done, accuracy, epsilon, started = 0, None, None, time.perf_counter()
+        with warnings.catch_warnings():
+            # Where a filter ends the training that is no surprise; the number of steps is in the result.
+            warnings.simplefilter("ignore", BudgetWarning)
+            for batch, targets in lots:
+                work(batch, targets)
+                if loader is not None and loader.stopped:
+                    break
+                if loader is not None and loader.current is not None and not loader.current.last:
+                    continue  # the lot goes on
+                schedule.step()
+                done += 1
+                seconds = time.perf_counter() - started
+                if done % every == 0 or done == steps:
+                    accuracy, epsilon = self._accuracy(model), self._epsilon_so_far()
+                    lr = optimizer.param_groups[0]["lr"]
+                    metrics = {"step": done, "accuracy": accuracy, "epsilon": epsilon, "seconds": seconds, "lr": lr}
+                    runs.add_metrics(self.folder, metrics)
+                if self.report is not None:
+                    speed = done * plan.lot / max(seconds, 1e-9)
+                    self.report(Progress(done, steps, seconds, speed, accuracy, epsilon))
+                if done == steps:
+                    break
+        if self.engine is not None:
+            self.engine.close()
+            self.engine.detach(model)
+        return done
+
+    def _private(
+        self, model: nn.Module, optimizer: Optimizer, examples: TensorDataset, probes: InputMaker
+    ) -> tuple[Optimizer, PrivateLoader]:
+        plan = self.plan
+        assert plan.noise_multiplier is not None
+        self.engine = PrivacyEngine(
+            accountant=plan.accountant, seed=self.settings.seed, ledger=self.ledger, budget=self._budget()
+        )
+        task = algorithms.Task(plan.lot, plan.steps, probes, self.settings.delta, tuple(plan.beside()))
+        _, private, lots = plan.algorithm.make_private(
+            self.engine,
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(examples, batch_size=plan.lot),
+            noise_multiplier=plan.noise_multiplier,
+            task=task,
+            max_physical_batch_size=self.settings.microbatch,
+            pad_lots=plan.device.type == "cuda" and not plan.algorithm.looks,
+        )
+        return private, lots
+
+    # ---- what is known on the way ---------------------------------------------------------------------------------
+
+    def _accuracy(self, model: nn.Module) -> float:
+        inputs, labels = self.test
+        return float((runs.predictions(model, inputs) == labels).float().mean())
+
+    def _epsilon_so_far(self) -> float | None:
+        """An upper bound that costs no time: the Renyi bound, or what all of the plan costs if that is less."""
+        if self.engine is None or not self.plan.algorithm.sound:
+            return None
+        spent = get_accountant("rdp").epsilon(self.ledger.charged(), self.settings.delta).epsilon
+        return spent if self.plan.epsilon is None else min(spent, self.plan.epsilon)
+
+    def guarantee(self) -> Guarantee:
+        """What may be said about everything charged so far."""
+        plan, delta = self.plan, self.settings.delta
+        if self.engine is None:
+            return self.ledger.guarantee(delta, reasons=plan.algorithm.reasons)
+        found = self.engine.guarantee(delta)
+        kept = tuple(dict.fromkeys((*found.assumptions, *self.assumptions)))
+        if found.epsilon is None:
+            return replace(found, assumptions=kept, accountant="theorem1", claimed_epsilon=plan.claimed_epsilon())
+        return replace(found, assumptions=kept)
+
+    def _config(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            **plan.describe(),
+            "seed": None,  # whoever knows it can take the noise off
+            "built": plan.model_name,
+            "input_shape": list(plan.input_shape),
+            "classes": list(plan.train.classes),
+            "classes_declared": bool(plan.settings.classes),
+            "kind": "table" if isinstance(plan.train, Table) else "images",
+            "image_shape": list(plan.train.input_shape) if isinstance(plan.train, Dataset) else None,
+            "maximum": plan.train.maximum if isinstance(plan.train, Dataset) else None,
+        }
+
+
+def _endless(loader: PrivateLoader) -> Iterator[Any]:
+    while not loader.stopped:
+        yield from loader
+
+
+def _shuffled(inputs: Tensor, labels: Tensor, lot: int, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Lots without privacy: cut from a new order of the examples each epoch, for ever."""
+    generator = torch.Generator()
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    while True:
+        for part in torch.split(torch.randperm(len(inputs), generator=generator).to(inputs.device), lot):
+            yield inputs[part], labels[part]

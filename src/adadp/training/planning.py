@@ -1,0 +1,225 @@
+"""What a run will do, settled before anything is released.
+
+Making a `Plan` reads the data and releases nothing: every default is chosen from public things alone, and the noise is
+calibrated with everything that preprocessing will release, so that one budget is for all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adadp import algorithms, data, models
+from adadp.accounting.accountants import get_accountant
+from adadp.accounting.calibration import calibrate_noise
+from adadp.accounting.events import Event, Gaussian, PoissonGaussian
+from adadp.accounting.ledger import Ledger
+from adadp.algorithms.defaults import STEPS, default_lot
+from adadp.data import Dataset, HeldOut
+from adadp.errors import ConfigurationError
+from adadp.preprocessing import noise_multiplier_for_share
+from adadp.training import preparation as prepared
+from adadp.training.settings import Settings, parse_image_size
+
+
+class Plan:
+    """A run with every number settled. Making one reads the data and releases nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.algorithm = algorithms.create(settings.algorithm, settings.reading, settings.algorithm_settings())
+        self.device = device_of(settings.device)
+        if settings.model not in ("auto", *models.MODELS):
+            raise ConfigurationError(
+                f"no model is called {settings.model!r}; there are auto, {', '.join(sorted(models.MODELS))}"
+            )
+        pair = read(settings)
+        self.train, self.test = pair.train, pair.test
+        examples = len(self.train)
+        self.lot = default_lot(examples) if settings.lot is None else settings.lot
+        if self.lot > examples:
+            raise ConfigurationError(f"lot must be in 1..{examples:,}, the training examples, not {self.lot:,}")
+        self.steps = settings.steps or STEPS
+        if settings.epochs is not None:
+            self.steps = max(1, round(settings.epochs * examples / self.lot))
+        self.ledger = Ledger(settings.ledger, dataset=self.train.name) if settings.ledger else None
+        self.epsilon: float | None = None
+        self.estimator: prepared.Estimator | None = None
+        self.noise_multiplier = self._settle()
+        self.input_shape = prepared.shape_of(self.train, self.estimator)
+        self.model_name = models.choose(self.input_shape) if settings.model == "auto" else settings.model
+        with torch.random.fork_rng(devices=[]):
+            seed = self.seed_for("initial weights")
+            if seed is not None:
+                torch.manual_seed(seed)
+            self.model = models.build(self.model_name, self.input_shape, len(self.train.classes))
+        if self.noise_multiplier is not None:
+            weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+            self.algorithm.settle(
+                lot=self.lot, steps=self.steps, noise_multiplier=self.noise_multiplier, weights=weights
+            )
+
+    # ---- how much noise ---------------------------------------------------------------------------------------------
+
+    def _settle(self) -> float | None:
+        """The noise of a step, and the preprocessing with its own."""
+        settings = self.settings
+        if not self.algorithm.private:
+            if settings.epsilon is not None or settings.noise_multiplier is not None:
+                raise ConfigurationError(f"{self.algorithm} is not private: leave epsilon and noise_multiplier out")
+            self._prepare(None)
+            return None
+        if settings.noise_multiplier is not None:
+            sigma = PoissonGaussian(settings.noise_multiplier, self.rate).noise_multiplier
+            self._prepare(get_accountant("rdp").epsilon([(self._event(sigma), self.steps)], settings.delta).epsilon)
+            return sigma
+        self.epsilon = 1.0 if settings.epsilon is None else settings.epsilon
+        if not self.algorithm.sound:  # there is nothing to keep to but what the paper claims
+            self._prepare(self.epsilon)
+            found = calibrate_noise(self._training, self.epsilon, settings.delta, accountant="theorem1")
+            return found.noise_multiplier
+        self._prepare(self.epsilon)
+        found = calibrate_noise(self.composition, self.epsilon, settings.delta, accountant=self.accountant)
+        return found.noise_multiplier
+
+    def _prepare(self, epsilon: float | None) -> None:
+        """Settle the preprocessing: for tables with a share of the budget, `epsilon` at the run's delta."""
+        settings = self.settings
+        sigma = 10.0
+        if epsilon is not None and prepared.needs_scales(self.train):
+            sigma = noise_multiplier_for_share(epsilon, settings.delta, settings.preprocessing_share)
+        self.estimator = prepared.estimator_for(
+            self.train,
+            pca_noise_multiplier=settings.pca_noise_multiplier,
+            pca_components=settings.pca_components,
+            table_noise_multiplier=sigma,
+            seed=self.seed_for("preprocessing"),
+        )
+
+    def seed_for(self, purpose: str) -> int | None:
+        """The seed of one purpose, where the run has one."""
+        return None if self.settings.seed is None else derived(self.settings.seed, purpose)
+
+    @property
+    def rate(self) -> float:
+        """The probability with which an example is in a lot."""
+        return self.lot / len(self.train)
+
+    @property
+    def accountant(self) -> str:
+        """Whose epsilon is printed."""
+        return self.algorithm.accountant
+
+    @property
+    def events(self) -> tuple[Gaussian, ...]:
+        """What preprocessing releases."""
+        return prepared.planned_events(self.estimator, self.train)
+
+    def _event(self, noise_multiplier: float) -> Event:
+        return PoissonGaussian(noise_multiplier, self.rate)
+
+    def _training(self, noise_multiplier: float) -> list[tuple[Event, int]]:
+        return [(self._event(noise_multiplier), self.steps)]
+
+    def beside(self) -> list[tuple[Event, int]]:
+        """Everything but the training: what preprocessing will release and what the ledger holds already."""
+        spent = [] if self.ledger is None else list(self.ledger.composition())
+        return [*spent, *((event, 1) for event in self.events)]
+
+    def composition(self, noise_multiplier: float) -> list[tuple[Event, int]]:
+        """Everything that the budget is for."""
+        return [*self.beside(), *self._training(noise_multiplier)]
+
+    def claimed_epsilon(self) -> float | None:
+        """Theorem 1 on the training steps alone, as the paper counts."""
+        if self.noise_multiplier is None:
+            return None
+        spent = get_accountant("theorem1").epsilon(self._training(self.noise_multiplier), self.settings.delta)
+        return spent.epsilon if math.isfinite(spent.epsilon) else None
+
+    # ---- what counts as public --------------------------------------------------------------------------------------
+
+    @property
+    def own_data(self) -> bool:
+        """Whether the data is the user's own, of which nothing is public but what the user says."""
+        return self.settings.dataset not in data.NAMES
+
+    def public(self) -> tuple[str, ...]:
+        """What counts as public about the data, in sentences for the reader of the guarantee."""
+        if not self.own_data:
+            return self.train.public
+        numbers = f"the number of rows: N = {len(self.train):,} to train on, {len(self.test):,} held out"
+        return (numbers, *self.train.public)
+
+    # ---- what it looks like -----------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting as it will be used."""
+        asked = self.settings.to_dict()
+        for name in ("lr", "schedule", "momentum", "max_grad_norm"):
+            asked.pop(name)
+        if isinstance(self.train, Dataset):
+            asked.pop("preprocessing_share")
+        return {
+            **asked,
+            "model": self.model_name,
+            "reading": self.algorithm.reading or None,
+            "epsilon": self.epsilon,
+            "noise_multiplier": self.noise_multiplier,
+            "lot": self.lot,
+            "steps": self.steps,
+            "epochs": self.steps * self.rate,
+            "device": str(self.device),
+            "settings": dict(self.algorithm.settings),
+        }
+
+
+def read(settings: Settings) -> HeldOut:
+    """The data that the settings name, with its held-out part."""
+    if settings.dataset in data.NAMES:
+        for name in ("label", "classes", "drop_other_labels", "test", "test_fraction"):
+            if getattr(settings, name) not in (None, (), False):
+                raise ConfigurationError(f"{name} goes with data of your own: {settings.dataset} has a split")
+        return HeldOut(
+            data.load(settings.dataset, data_dir=settings.data_dir),
+            data.load(settings.dataset, "test", data_dir=settings.data_dir),
+            None,
+        )
+    if not Path(settings.dataset).exists():
+        raise ConfigurationError(
+            f"dataset {settings.dataset!r} is neither {', '.join(data.NAMES)} nor the path of a file or folder"
+        )
+    return data.read_held_out(
+        settings.dataset,
+        label=settings.label,
+        classes=settings.classes or None,
+        drop_other_labels=settings.drop_other_labels,
+        test=settings.test,
+        test_fraction=settings.test_fraction,
+        seed=None if settings.seed is None else derived(settings.seed, "split"),
+        text=settings.text,
+        missing=settings.missing,
+        size=parse_image_size(settings.image_size),
+    )
+
+
+def device_of(name: str) -> torch.device:
+    """A device that is there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigurationError(f"device must be auto, cpu or cuda, not {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("device is cuda, but no CUDA device is to be had here: use cpu or auto")
+    return device
+
+
+def derived(seed: int, purpose: str) -> int:
+    """A seed for one purpose: the streams of different purposes share nothing."""
+    return int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:8], "big") >> 1

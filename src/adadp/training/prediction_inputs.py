@@ -1,0 +1,77 @@
+"""Data to predict on: rows or images of the form that a run was trained with, without labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from adadp.data import DataError, DataNotFoundError, Dataset, Table
+from adadp.data.extras import require
+from adadp.data.tablefile import read_columns
+from adadp.training.run_folder import FinishedRun
+from adadp.training.settings import parse_image_size
+
+_TABLES = (".csv", ".parquet", ".npz")
+
+
+def read(path: str | Path, run: FinishedRun) -> Dataset | Table:
+    """A file of rows, an .npz of images, one image, or a folder of images in the order of their names.
+
+    Labels are not needed; those of what is returned are all 0.
+    """
+    source = Path(path)
+    if not source.exists():
+        raise DataNotFoundError(f"{source} does not exist")
+    if run.config["kind"] == "table":
+        return _table(source, run)
+    if source.suffix.lower() == ".npz":
+        return _dataset(source, _arrays(source), run)
+    files = sorted(file for file in source.iterdir() if file.is_file()) if source.is_dir() else [source]
+    if not files:
+        raise DataError(f"{source} holds no files")
+    return _dataset(source, np.stack([_image(file, run) for file in files]), run)
+
+
+def _table(source: Path, run: FinishedRun) -> Table:
+    if source.suffix.lower() not in _TABLES:
+        raise DataError(f"{source}: this run was trained on a table; its rows come in {', '.join(_TABLES)}")
+    columns = read_columns(source, list(run.config["text"]))
+    flat: dict[str, Any] = {}
+    for name, values in columns.items():
+        parts = {name: values} if values.ndim == 1 else {f"{name}{i}": values[:, i] for i in range(values.shape[1])}
+        flat.update({key: part.astype(np.float64) if part.dtype.kind in "fiu" else part for key, part in parts.items()})
+    rows = len(next(iter(flat.values()))) if flat else 0
+    return Table(source.stem, flat, torch.zeros(rows, dtype=torch.int64), run.classes)
+
+
+def _arrays(source: Path) -> np.ndarray[Any, Any]:
+    images = [values for values in read_columns(source).values() if values.ndim > 2]
+    if len(images) != 1:
+        raise DataError(f"{source} must hold one array of images (n, height, width[, channels]), not {len(images)}")
+    return images[0] if images[0].ndim == 4 else images[0][..., None]
+
+
+def _image(file: Path, run: FinishedRun) -> np.ndarray[Any, Any]:
+    library = require("PIL.Image", "pillow", "reading images")
+    try:
+        with library.open(file) as image:
+            size = parse_image_size(run.config["image_size"])
+            resized = image if size is None else image.resize((size[1], size[0]))
+            pixels = np.asarray(resized.convert("L" if run.config["image_shape"][0] == 1 else "RGB"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{file} is damaged or is no image ({error})") from error
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _dataset(source: Path, pixels: np.ndarray[Any, Any], run: FinishedRun) -> Dataset:
+    if pixels.dtype != np.uint8:
+        raise DataError(f"{source}: images must be bytes (uint8, 0 to {run.config['maximum']}), not {pixels.dtype}")
+    images = torch.from_numpy(np.array(pixels.transpose(0, 3, 1, 2), order="C"))
+    wanted = tuple(run.config["image_shape"])
+    if tuple(images.shape[1:]) != wanted:
+        raise DataError(f"{source}: images of {tuple(images.shape[1:])}, but the run was trained on {wanted}")
+    labels = torch.zeros(len(images), dtype=torch.int64)
+    return Dataset(source.stem, images, labels, run.classes, run.config["maximum"])
