@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from adadp_lab.bench.models import SIZES
 from adadp_lab.bench.scaling import SWEEPS
-from tests.bench import tiny
+from tests.lab.bench import tiny
 from typer.testing import CliRunner
 
 from adadp.cli import app

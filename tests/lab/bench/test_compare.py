@@ -14,7 +14,7 @@ from adadp_lab.bench.compare import NO_OPACUS, Comparison
 from adadp_lab.bench.goals import judge
 from adadp_lab.bench.methods import EVERY, METHODS, OURS, Method, Step, Task, plain
 from adadp_lab.bench.models import SIZES, build
-from tests.bench import tiny
+from tests.lab.bench import tiny
 
 from adadp.errors import ConfigurationError
 

@@ -13,7 +13,7 @@ from adadp_lab.bench.methods import METHODS, Method, Step, Task
 from adadp_lab.bench.plots import draw_scaling
 from adadp_lab.bench.report import write_report
 from adadp_lab.bench.scaling import SERIES, Sweep, beyond_sgd, scale, slope
-from tests.bench import tiny
+from tests.lab.bench import tiny
 
 from adadp.gradients.kernels import reference
 from adadp.mechanism.replay import WARM_UP
