@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from adadp.gradients.forms.per_example import planned_for
-from adadp.gradients.kernels import reference, triton_halves, triton_outer, triton_products, triton_rows
+from adadp.gradients.kernels import reference, triton_half_precision, triton_outer, triton_products, triton_rows
 from adadp.gradients.kernels import with_triton as kernels
 from adadp.gradients.kernels.reference import Halves
 from adadp.gradients.kernels.triton_products import Blocks, clamped, convolution_operands, norms
@@ -394,7 +394,7 @@ def test_halves_shared_by_any_number_of_programs(monkeypatch: pytest.MonkeyPatch
     lengths = [reference.row_norms(factor.flatten(1)) for factor in factors]
     both = [kernels.halves(factor, length) for factor, length in zip(factors, lengths, strict=True)]
     plain = [reference.halves(factor, length) for factor, length in zip(factors, lengths, strict=True)]
-    shared_by(monkeypatch, triton_halves, each)
+    shared_by(monkeypatch, triton_half_precision, each)
     weights, keep, bound = drawn(5, seed=3).double(), torch.arange(5) != 1, bounds(20, 33) * 3
     same(kernels.halves_sum(*both, weights, keep), reference.halves_sum(*plain, weights, keep))
     for moments in (False, True):

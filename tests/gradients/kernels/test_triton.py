@@ -56,7 +56,7 @@ def compiled(function: Any, known: dict[str, Any], ones: bool, **pointing: str) 
 
 @pytest.mark.parametrize("ones", [False, True])
 def test_the_compiler_takes_every_kind(ones: bool) -> None:
-    from adadp.gradients.kernels import triton_halves, triton_outer, triton_products, triton_rows
+    from adadp.gradients.kernels import triton_half_precision, triton_outer, triton_products, triton_rows
 
     compiled(triton_outer._outer, {"ALIGNED": 1, "EXAMPLES": 4, "MOMENTS": True, "ROWS": 16, "COLUMNS": 16}, ones)
     tile = {"PRECISION": "tf32", "ROWS": 16, "COLUMNS": 16, "PLACES": 16}
@@ -70,13 +70,13 @@ def test_the_compiler_takes_every_kind(ones: bool) -> None:
     factors = units | {"outputs": "*fp16", "inputs": "*fp16", "found": "*fp32", "keep": "*i1", "scale": "fp32"}
     for kind, weights in (("norms", "*fp32"), ("sum", "*fp64"), ("clamped", "*fp32")):
         flags = {"KIND": kind, "SCALED": kind == "norms", "MOMENTS": kind == "clamped", "KEPT": kind != "norms"}
-        compiled(triton_halves._products, half | flags, ones, **factors, weights=weights)
+        compiled(triton_half_precision._products, half | flags, ones, **factors, weights=weights)
     lengths = units | {"output_norms": "*fp64", "input_norms": "*fp64", "bounds": "*fp64", "largest": "*fp32"}
     for flag in (False, True):
         known = {"MOST": 1e32, "SCALED": flag, "TILES": 16}
-        compiled(triton_halves._bound, known, ones, **lengths, found="*fp32", rounding="fp32")
+        compiled(triton_half_precision._bound, known, ones, **lengths, found="*fp32", rounding="fp32")
     types = {"tensor": "*fp32", "norms": "*fp64", "values": "*fp16", "unit": "*fp32"}
-    compiled(triton_halves._halve, {"TOKENS": 32, "COLUMNS": 64}, ones, **types)
+    compiled(triton_half_precision._halve, {"TOKENS": 32, "COLUMNS": 64}, ones, **types)
     compiled(triton_rows._root, {"ROWS": 4, "PIECES": 16}, ones, result="*fp64")
     for flag in (False, True):
         tall = {"ALIGNED": 4, "ROWS": 2, "COLUMNS": 64}
