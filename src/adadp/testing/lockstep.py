@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from adadp.accounting.events import Neighbours, RenyiBlock
-from adadp.accounting.guarantee import make_guarantee
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp.mechanism.observation import watching
-from adadp.mechanism.optimizer import OBSERVED
+from adadp.testing.books import unobserved
 from adadp.testing.held import Change, held, places_of
 from adadp.testing.made import Example, Surroundings, made, surroundings
 from adadp.testing.result import ROUNDING, Effect, Influence
@@ -191,6 +189,7 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
     used = [effect for effect in effects if not effect.skipped]
     worst = max(used, key=lambda effect: (effect.value, effect.refused), default=Effect(""))
     refused = next((effect for effect in used if effect.refused), None)
+    mixed = max((effect for effect in used if effect.mixed), key=lambda effect: effect.value, default=None)
     bound = 1.0 if comparison.last is None else comparison.last.runs[0].bound
     epsilon, reasons = (None, ()) if comparison.last is None else _printed(comparison.last, delta)
     if comparison.unrepeatable:
@@ -205,6 +204,8 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
         verdict = "no number" if reasons else "exceeded"
     elif refused is not None:
         verdict, worst = "refused", refused
+    elif mixed is not None and not reasons:
+        verdict, worst = "mixed", replace(mixed, lot=None, parameter=None, kind=None, why=mixed.mixed)
     else:
         verdict = "no number" if reasons or not used else "within"
     return Influence(
@@ -225,16 +226,12 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
 
 
 def _printed(world: World, delta: float) -> tuple[float | None, tuple[str, ...]]:
-    """The epsilon that the engine would have printed for the world's lots, had nobody watched."""
-    ledger, neighbours = world.runs[0].optimizer._ledger, world.runs[0].loader.sampling.neighbours
-    # A privacy filter, or lots of a fixed size, are covered by Renyi divergences alone.
-    filtered = any(isinstance(event, RenyiBlock) for event, _ in ledger.composition())
-    accountant = "rdp" if filtered or neighbours is Neighbours.REPLACE_ONE else "pld"
-    known = ledger.guarantee(delta, accountant=accountant)
-    reasons = tuple(reason for reason in known.reasons if reason != OBSERVED)
+    """The largest epsilon that an engine would have printed for the world's lots, had nobody watched; or why none."""
+    said = [unobserved(ledger, delta) for ledger in {id(run.ledger): run.ledger for run in world.runs}.values()]
+    reasons = tuple(dict.fromkeys(reason for guarantee in said for reason in guarantee.reasons))
     if reasons:
         return None, reasons
-    return make_guarantee(ledger.composition(), delta, accountant=accountant, neighbours=neighbours).epsilon, ()
+    return max((guarantee.epsilon or 0.0 for guarantee in said), default=None), ()
 
 
 __all__ = ["influence"]
