@@ -24,6 +24,8 @@ from adadp.testing import influence, spending
 from testing import loops
 from testing.loops import answers, rows, trainer
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no rule for this kind of module")
+
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -255,11 +257,11 @@ def test_a_state_that_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- several runs: t23, t25 -----------------------------------------------------------------------------------------
 
 
-def private(dataset: Any, model: nn.Module, **settings: Any) -> tuple[PrivacyEngine, Any, Any, Any]:
+def private(rows_: Any, model: nn.Module, **settings: Any) -> tuple[PrivacyEngine, Any, Any, Any]:
     engine = PrivacyEngine(**settings)
     made = engine.make_private(
         module=model, optimizer=torch.optim.Adam(model.parameters()), noise_multiplier=1.0,
-        data_loader=DataLoader(dataset, batch_size=8),
+        data_loader=DataLoader(rows_, batch_size=8),
     )  # fmt: skip
     return engine, *made
 
