@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from adadp import PrivacyEngine
 from adadp.checks.handed_on import HandedOn
@@ -252,6 +252,81 @@ def test_a_state_that_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     found = influence(handing_on, words, examples=["ordinary"], among="own")
     assert found.exceeded, str(found)
     assert "not in this lot" in found.why
+
+
+# ---- items that are in no lot, or in several ------------------------------------------------------------------------
+
+
+def with_a_hold_out(decide: Callable[[float, list[float], Any], bool]) -> Callable[[Any], None]:
+    """A part of the private rows is kept for validation."""
+
+    def train(dataset: Any) -> None:
+        part, kept = Subset(dataset, range(32)), Subset(dataset, range(32, 48))
+        _, model, optimizer, loader = private(part, nn.Linear(6, 4))
+        seen: list[float] = []
+        for _ in range(4):
+            one_epoch(model, optimizer, loader)
+            with torch.no_grad():
+                batch = next(iter(DataLoader(kept, batch_size=len(kept))))
+                if decide(float(loops.cross_entropy(model, batch)), seen, optimizer):
+                    break
+
+    return train
+
+
+def no_better(loss: float, seen: list[float], optimizer: Any) -> bool:
+    seen.append(loss)
+    return not loss <= min(seen)
+
+
+def follow(loss: float, seen: list[float], optimizer: Any) -> bool:
+    optimizer.param_groups[0]["lr"] = 0.1 / (1 + loss)
+    return False
+
+
+def watch_only(loss: float, seen: list[float], optimizer: Any) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(("decide", "verdict"), [(no_better, "exceeded"), (follow, "exceeded"), (watch_only, "within")])
+def test_a_hold_out_of_the_private_rows_decides(decide: Any, verdict: str) -> None:
+    found = influence(with_a_hold_out(decide), rows(), examples=["large"], among="own", lots=12)
+    assert found.verdict == verdict, str(found)
+    assert [effect.example for effect in found.effects] == ["large", "large (held out)"]
+    if verdict == "exceeded":
+        assert found.example == "large (held out)"
+
+
+def test_an_item_that_is_in_no_lot_moves_nothing_in_a_right_loop() -> None:
+    train = trainer(wrap=lambda dataset: Subset(dataset, range(10, 40)))
+    found = influence(train, rows(), examples=[3], among="own")
+    assert found.verdict == "within", str(found)
+    assert found.value == 0
+
+
+class Pasted(Dataset[Any]):
+    """Half of each item comes from another one that is drawn."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = self.dataset[index]
+        other, _ = self.dataset[int(torch.randint(len(self), ()))]
+        return torch.cat([inputs[:3], other[3:]]), label
+
+
+@pytest.mark.parametrize("kind", ["tensors", "list", "other"])
+def test_one_item_that_is_read_for_several_is_found(kind: str) -> None:
+    data: Any = rows()
+    data = data if kind == "tensors" else list(data) if kind == "list" else loops.Retry(data)
+    found = influence(trainer(wrap=Pasted), data, examples=["ordinary"], among="own", lots=4)
+    assert found.verdict in ("mixed", "exceeded"), str(found)
+    assert "read for several items" in found.effects[0].mixed
+    assert influence(trainer(), data, examples=["ordinary"], among="own", lots=4).verdict == "within"
 
 
 # ---- several runs: t23, t25 -----------------------------------------------------------------------------------------

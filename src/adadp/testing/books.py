@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from torch.utils.data import Subset
-
 from adadp.accounting.events import Event, Neighbours, RenyiBlock
 from adadp.accounting.guarantee import Guarantee, make_guarantee
 from adadp.accounting.ledger import Ledger
@@ -24,6 +22,7 @@ from adadp.mechanism.observation import watched_by
 from adadp.mechanism.optimizer import OBSERVED, BudgetWarning, PrivateOptimizer
 from adadp.mechanism.step import Unnoised
 from adadp.sampling.loader import PrivateLoader
+from adadp.testing.held import items_of
 
 _ROUNDING = 1e-3  # relative: accountants add up on a grid
 
@@ -138,7 +137,7 @@ def _together(runs: list[_Run], count: int, delta: float) -> tuple[float | None,
     accountant = "rdp" if any(_accountant(run.ledger) == "rdp" for run in runs) else "pld"
     holding: dict[int, list[int]] = {}
     for number, run in enumerate(runs):
-        for item in set(_items(run.loader.dataset, count)):
+        for item in set(items_of(run.loader.dataset, count)):
             holding.setdefault(item, []).append(number)
     largest = 0.0
     for numbers in {tuple(each) for each in holding.values()}:
@@ -150,14 +149,6 @@ def _together(runs: list[_Run], count: int, delta: float) -> tuple[float | None,
             return None, known.reasons
         largest = max(largest, known.epsilon)
     return largest, ()
-
-
-def _items(dataset: Any, count: int) -> list[int]:
-    """Which item of the function's dataset stands at each place of a loader's."""
-    if isinstance(dataset, Subset):
-        inside = _items(dataset.dataset, count)
-        return [inside[int(index)] for index in dataset.indices if int(index) < len(inside)]
-    return list(range(min(count, len(dataset))))
 
 
 # ---- watching -------------------------------------------------------------------------------------------------------

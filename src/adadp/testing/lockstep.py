@@ -9,12 +9,14 @@ from typing import Any
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp.mechanism.observation import watching
 from adadp.testing.books import unobserved
-from adadp.testing.held import Change, held, places_of
+from adadp.testing.held import Change, held, items_of
 from adadp.testing.made import Example, Surroundings, made, surroundings
 from adadp.testing.result import ROUNDING, Effect, Influence
 from adadp.testing.world import LOTS, World
 
 Train = Callable[[Any], Any]
+
+_HELD_OUT = ("ordinary", "other class", "large", "not a number", "long")  # made examples to try in no lot at all
 
 
 def influence(
@@ -73,6 +75,11 @@ def influence(
         here = where.examples
         tried = [each for each in chosen if here is None or each.name in here or not each.made]
         effects += [comparison.effect(example, where) for example in tried]
+        if where.name == "own" and (aside := comparison.held_out()) is not None:
+            apart = [each for each in chosen if each.index is None and (each.name in _HELD_OUT or not each.made)]
+            effects += [
+                comparison.effect(replace(each, name=f"{each.name} (held out)", index=aside), where) for each in apart
+            ]
     return _result(comparison, effects, delta)
 
 
@@ -104,7 +111,7 @@ class _Comparison:
 
     def __init__(self, train: Train, dataset: Any, lots: int, key: int) -> None:
         self._train, self._dataset, self._lots, self._key = train, dataset, lots, key
-        self._first: dict[tuple[str, int], World | Effect] = {}
+        self._first: dict[tuple[str, int, bool], World | Effect] = {}
         self._target = 0
         self.last: World | None = None
         self.unrepeatable = ""
@@ -113,7 +120,7 @@ class _Comparison:
         """What the example does to the releases."""
         name = example.name if where.name == "own" else f"{example.name} (others {where.name})"
         target = self._target if example.index is None else example.index
-        first = self._without(target, where)
+        first = self._without(target, where, anywhere=example.index is None)
         if isinstance(first, Effect):
             return replace(first, example=name)
         if example.index is None:
@@ -131,20 +138,31 @@ class _Comparison:
         except Exception as error:
             return Effect(name, skipped=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
         self.last = world
-        return replace(world.worst, example=name, lots=world.seen)
+        mixed = world.worst.mixed or world.read_for_several()
+        return replace(world.worst, example=name, lots=world.seen, mixed=mixed)
+
+    def held_out(self) -> int | None:
+        """An item that is in no lot: what is done with it (a validation loss that decides) must change nothing."""
+        if self.last is None:
+            return None
+        held = {item for run in self.last.runs for item in items_of(run.loader.dataset, len(self._dataset))}
+        return next((item for item in range(len(self._dataset)) if item not in held), None)
 
     def _world(self, target: int, where: Surroundings, **rest: Any) -> World:
         always = tuple((target + step) % len(self._dataset) for step in where.always)
         return World(target, key=self._key, lots=self._lots, always=always, **rest)
 
-    def _without(self, target: int, where: Surroundings) -> World | Effect:
-        """The world without the example, at whose place another one stands that is in no lot."""
-        known = self._first.get((where.name, target))
+    def _without(self, target: int, where: Surroundings, anywhere: bool = True) -> World | Effect:
+        """The world without the example, at whose place another one stands that is in no lot.
+
+        Where the target is in no lot anyway, the world of one that is, if it may be `anywhere`.
+        """
+        known = self._first.get((where.name, target, anywhere))
         if known is None:
-            known = self._first[where.name, target] = self._run_without(target, where)
+            known = self._first[where.name, target, anywhere] = self._run_without(target, where, anywhere)
         return known
 
-    def _run_without(self, target: int, where: Surroundings) -> World | Effect:
+    def _run_without(self, target: int, where: Surroundings, anywhere: bool) -> World | Effect:
         change = where.change(target)
         stand_in = self._dataset[(target + 1) % len(self._dataset)] if change.all_others is None else change.all_others
         items = {**change.items, target: stand_in}
@@ -162,7 +180,7 @@ class _Comparison:
                     skipped=True,
                     error="the function released nothing: it has to make a model private, and to train it",
                 )
-            if not world.runs[0].places:
+            if anywhere and not any(run.places for run in world.runs):
                 return self._elsewhere(target, world, where)
             if not self._first and (again := run(world)).worst.value > ROUNDING:
                 self.unrepeatable = again.worst.why or "its releases differ"
@@ -177,9 +195,8 @@ class _Comparison:
 
     def _elsewhere(self, target: int, world: World, where: Surroundings) -> World | Effect:
         """The loop trains on a part of the data that does not hold the target: take one that it does hold."""
-        dataset = world.runs[0].loader.dataset
-        for other in range(len(self._dataset)):
-            if other != target and places_of(dataset, other):
+        for other in items_of(world.runs[0].loader.dataset, len(self._dataset)):
+            if other != target:
                 self._target = other
                 return self._without(other, where)
         return Effect("", skipped=True, error="no item of the dataset is in a lot")

@@ -88,6 +88,7 @@ class Run:
     scales: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     lengths: dict[int, list[float]] = field(default_factory=dict)  # of gradients before they are clipped, by lot
+    readers: dict[int, set[int]] = field(default_factory=dict)  # by item of the function's dataset: the loader's
 
     @property
     def ledger(self) -> ReadableLedger:
@@ -148,6 +149,15 @@ class World:
                 hook.remove()
         if self.earlier is not None and len(self.entries) < len(self.earlier.entries):
             self._note(math.inf, None, why="the loop made fewer releases, or steps, with the example than without it")
+
+    def read_for_several(self) -> str:
+        """Says so where one item of the function's dataset is in several items that a loader reads; "" if none is."""
+        for run in self.runs:
+            for item, readers in run.readers.items():
+                if len(readers) > 1:
+                    some = ", ".join(str(reader) for reader in sorted(readers)[:3])
+                    return f"item {item} of the dataset is read for several items of the loader ({some})"
+        return ""
 
     # ---- what a run is made of --------------------------------------------------------------------------------------
 
