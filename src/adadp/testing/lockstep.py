@@ -138,7 +138,7 @@ class _Comparison:
         except Exception as error:
             return Effect(name, skipped=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
         self.last = world
-        mixed = world.worst.mixed or world.read_for_several()
+        mixed = world.read_for_several() or world.worst.mixed
         return replace(world.worst, example=name, lots=world.seen, mixed=mixed)
 
     def held_out(self) -> int | None:
