@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +70,14 @@ def test_processes_that_are_forked_share_no_noise() -> None:
         processes(with_engine(lambda: seeded), rows())
     with pytest.raises(ConfigurationError, match="the function failed: ValueError: mine"):
         processes(lambda dataset: (_ for _ in ()).throw(ValueError("mine")), rows())
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, copy.copy, lambda engine: pickle.loads(pickle.dumps(engine))])
+def test_copies_of_an_engine_share_no_noise(again: Callable[[PrivacyEngine], PrivacyEngine]) -> None:
+    """t11c of the attacks: an engine that is made once and copied for each run of a sweep."""
+    engine = PrivacyEngine()
+    found = noise(with_engine(lambda: again(engine), epochs=1), rows())
+    assert found.passed, str(found)
 
 
 def test_inclusion_rates_match_q_and_shuffling_does_not() -> None:

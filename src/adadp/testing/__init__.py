@@ -1,4 +1,4 @@
-"""Test your own training loop: what one example does to what is released, the noise, the lots.
+"""Test your own training loop: what one example does to what is released, the noise, the lots, the number.
 
     from adadp.testing import influence
     print(influence(train, dataset))  # train(dataset) is your own function
@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from adadp.testing.books import Spending, spending
     from adadp.testing.lockstep import influence
     from adadp.testing.result import Effect, Influence
     from adadp.testing.statistics import Tested, inclusion, noise, processes
@@ -21,13 +22,15 @@ _HOME_OF = {
     "influence": "lockstep",
     "Effect": "result",
     "Influence": "result",
+    "Spending": "books",
+    "spending": "books",
     "Tested": "statistics",
     "inclusion": "statistics",
     "noise": "statistics",
     "processes": "statistics",
 }
 
-__all__ = ["Effect", "Influence", "Tested", "inclusion", "influence", "noise", "processes"]
+__all__ = ["Effect", "Influence", "Spending", "Tested", "inclusion", "influence", "noise", "processes", "spending"]
 
 
 def __getattr__(name: str) -> Any:

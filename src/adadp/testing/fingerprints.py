@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 ALIKE = 1e-5
 """Relative: what rounding may do to equal work."""
+
+LENGTHS_ALIKE = 1e-2
+"""Relative: what rounding may do to the length of one gradient where there is one example more, in half precision."""
 
 
 def named(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
@@ -46,4 +50,21 @@ def unlike(one: Mapping[str, tuple[float, ...]], other: Mapping[str, tuple[float
     return ""
 
 
-__all__ = ["ALIKE", "named", "prints", "unlike"]
+def unmatched(one: Sequence[float], other: Sequence[float], least: float) -> int:
+    """How many of the numbers in `one` have none of their size in `other`. Both in order; each counts once.
+
+    What differs by less than `least` is the same.
+    """
+    place, missing = 0, 0
+    for value in one:
+        slack = 0.0 if math.isinf(value) else LENGTHS_ALIKE * value + least
+        while place < len(other) and other[place] < value - slack:
+            place += 1
+        if place < len(other) and (other[place] == value or other[place] <= value + slack):
+            place += 1
+        else:
+            missing += 1
+    return missing
+
+
+__all__ = ["ALIKE", "named", "prints", "unlike", "unmatched"]

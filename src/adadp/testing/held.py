@@ -13,6 +13,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from adadp.errors import ConfigurationError
 
+READS: list[int] = []
+"""Items of the function's dataset that were read, in order; whoever wants to know empties it before."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -36,6 +39,7 @@ class Held(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         place = range(len(self))[int(index)]
+        READS.append(place)
         item = self._change[place]
         # A copy: a loop that works in place must not change what the other world is given.
         return self._dataset[place] if item is None else copy.deepcopy(item)
@@ -46,12 +50,30 @@ class Held(Dataset[Any]):
         return getattr(self._dataset, name)
 
 
+class _Tensors(TensorDataset):
+    """A TensorDataset that says which of its rows are read."""
+
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        if isinstance(index, int):
+            READS.append(range(len(self))[index])
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+class _List(list[Any]):
+    """A list that says which of its items are read."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int):
+            READS.append(range(len(self))[index])
+        return super().__getitem__(index)
+
+
 def held(dataset: Any, change: Change) -> Any:
     """`dataset` with the change made: of its own type where that is one of tensors or a list."""
     if type(dataset) is TensorDataset:
-        return TensorDataset(*(_replaced(tensor, column, change) for column, tensor in enumerate(dataset.tensors)))
+        return _Tensors(*(_replaced(tensor, column, change) for column, tensor in enumerate(dataset.tensors)))
     if isinstance(dataset, list):
-        return [copy.deepcopy(item if change[i] is None else change[i]) for i, item in enumerate(dataset)]
+        return _List(copy.deepcopy(item if change[i] is None else change[i]) for i, item in enumerate(dataset))
     return Held(dataset, change)
 
 
@@ -70,15 +92,23 @@ def _replaced(tensor: Tensor, column: int, change: Change) -> Tensor:
     return changed
 
 
-def places_of(dataset: Any, target: int) -> list[int]:
-    """Where item `target` of what the function was given stands in `dataset`, what its loader draws from.
+def items_of(dataset: Any, count: int) -> list[int]:
+    """Which of the `count` items that the function was given stands at each place of `dataset`, a loader's.
 
     `Subset`s are followed. Anything else the function wrapped around is taken to keep items in their places.
     """
+    if isinstance(dataset, Subset):
+        inside = items_of(dataset.dataset, count)
+        return [inside[int(index)] for index in dataset.indices if int(index) < len(inside)]
+    return list(range(min(count, len(dataset))))
+
+
+def places_of(dataset: Any, target: int) -> list[int]:
+    """Where item `target` of what the function was given stands in `dataset`, what its loader draws from."""
     if isinstance(dataset, Subset):
         inside = set(places_of(dataset.dataset, target))
         return [place for place, index in enumerate(dataset.indices) if int(index) in inside]
     return [target] if target < len(dataset) else []
 
 
-__all__ = ["Change", "Held", "held", "places_of"]
+__all__ = ["READS", "Change", "Held", "held", "items_of", "places_of"]

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from adadp.accounting.events import Neighbours, RenyiBlock
-from adadp.accounting.guarantee import make_guarantee
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp.mechanism.observation import watching
-from adadp.mechanism.optimizer import OBSERVED
-from adadp.testing.held import Change, held, places_of
+from adadp.testing.books import unobserved
+from adadp.testing.held import Change, held, items_of
 from adadp.testing.made import Example, Surroundings, made, surroundings
 from adadp.testing.result import ROUNDING, Effect, Influence
 from adadp.testing.world import LOTS, World
 
 Train = Callable[[Any], Any]
+
+_HELD_OUT = ("ordinary", "other class", "large", "not a number", "long")  # made examples to try in no lot at all
 
 
 def influence(
@@ -75,6 +75,11 @@ def influence(
         here = where.examples
         tried = [each for each in chosen if here is None or each.name in here or not each.made]
         effects += [comparison.effect(example, where) for example in tried]
+        if where.name == "own" and (aside := comparison.held_out()) is not None:
+            apart = [each for each in chosen if each.index is None and (each.name in _HELD_OUT or not each.made)]
+            effects += [
+                comparison.effect(replace(each, name=f"{each.name} (held out)", index=aside), where) for each in apart
+            ]
     return _result(comparison, effects, delta)
 
 
@@ -106,7 +111,7 @@ class _Comparison:
 
     def __init__(self, train: Train, dataset: Any, lots: int, key: int) -> None:
         self._train, self._dataset, self._lots, self._key = train, dataset, lots, key
-        self._first: dict[tuple[str, int], World | Effect] = {}
+        self._first: dict[tuple[str, int, bool], World | Effect] = {}
         self._target = 0
         self.last: World | None = None
         self.unrepeatable = ""
@@ -115,7 +120,7 @@ class _Comparison:
         """What the example does to the releases."""
         name = example.name if where.name == "own" else f"{example.name} (others {where.name})"
         target = self._target if example.index is None else example.index
-        first = self._without(target, where)
+        first = self._without(target, where, anywhere=example.index is None)
         if isinstance(first, Effect):
             return replace(first, example=name)
         if example.index is None:
@@ -133,20 +138,31 @@ class _Comparison:
         except Exception as error:
             return Effect(name, skipped=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
         self.last = world
-        return replace(world.worst, example=name, lots=world.seen)
+        mixed = world.read_for_several() or world.worst.mixed
+        return replace(world.worst, example=name, lots=world.seen, mixed=mixed)
+
+    def held_out(self) -> int | None:
+        """An item that is in no lot: what is done with it (a validation loss that decides) must change nothing."""
+        if self.last is None:
+            return None
+        held = {item for run in self.last.runs for item in items_of(run.loader.dataset, len(self._dataset))}
+        return next((item for item in range(len(self._dataset)) if item not in held), None)
 
     def _world(self, target: int, where: Surroundings, **rest: Any) -> World:
         always = tuple((target + step) % len(self._dataset) for step in where.always)
         return World(target, key=self._key, lots=self._lots, always=always, **rest)
 
-    def _without(self, target: int, where: Surroundings) -> World | Effect:
-        """The world without the example, at whose place another one stands that is in no lot."""
-        known = self._first.get((where.name, target))
+    def _without(self, target: int, where: Surroundings, anywhere: bool = True) -> World | Effect:
+        """The world without the example, at whose place another one stands that is in no lot.
+
+        Where the target is in no lot anyway, the world of one that is, if it may be `anywhere`.
+        """
+        known = self._first.get((where.name, target, anywhere))
         if known is None:
-            known = self._first[where.name, target] = self._run_without(target, where)
+            known = self._first[where.name, target, anywhere] = self._run_without(target, where, anywhere)
         return known
 
-    def _run_without(self, target: int, where: Surroundings) -> World | Effect:
+    def _run_without(self, target: int, where: Surroundings, anywhere: bool) -> World | Effect:
         change = where.change(target)
         stand_in = self._dataset[(target + 1) % len(self._dataset)] if change.all_others is None else change.all_others
         items = {**change.items, target: stand_in}
@@ -164,7 +180,7 @@ class _Comparison:
                     skipped=True,
                     error="the function released nothing: it has to make a model private, and to train it",
                 )
-            if not world.runs[0].places:
+            if anywhere and not any(run.places for run in world.runs):
                 return self._elsewhere(target, world, where)
             if not self._first and (again := run(world)).worst.value > ROUNDING:
                 self.unrepeatable = again.worst.why or "its releases differ"
@@ -179,9 +195,8 @@ class _Comparison:
 
     def _elsewhere(self, target: int, world: World, where: Surroundings) -> World | Effect:
         """The loop trains on a part of the data that does not hold the target: take one that it does hold."""
-        dataset = world.runs[0].loader.dataset
-        for other in range(len(self._dataset)):
-            if other != target and places_of(dataset, other):
+        for other in items_of(world.runs[0].loader.dataset, len(self._dataset)):
+            if other != target:
                 self._target = other
                 return self._without(other, where)
         return Effect("", skipped=True, error="no item of the dataset is in a lot")
@@ -191,6 +206,7 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
     used = [effect for effect in effects if not effect.skipped]
     worst = max(used, key=lambda effect: (effect.value, effect.refused), default=Effect(""))
     refused = next((effect for effect in used if effect.refused), None)
+    mixed = max((effect for effect in used if effect.mixed), key=lambda effect: effect.value, default=None)
     bound = 1.0 if comparison.last is None else comparison.last.runs[0].bound
     epsilon, reasons = (None, ()) if comparison.last is None else _printed(comparison.last, delta)
     if comparison.unrepeatable:
@@ -205,6 +221,8 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
         verdict = "no number" if reasons else "exceeded"
     elif refused is not None:
         verdict, worst = "refused", refused
+    elif mixed is not None and not reasons:
+        verdict, worst = "mixed", replace(mixed, lot=None, parameter=None, kind=None, why=mixed.mixed)
     else:
         verdict = "no number" if reasons or not used else "within"
     return Influence(
@@ -225,16 +243,12 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
 
 
 def _printed(world: World, delta: float) -> tuple[float | None, tuple[str, ...]]:
-    """The epsilon that the engine would have printed for the world's lots, had nobody watched."""
-    ledger, neighbours = world.runs[0].optimizer._ledger, world.runs[0].loader.sampling.neighbours
-    # A privacy filter, or lots of a fixed size, are covered by Renyi divergences alone.
-    filtered = any(isinstance(event, RenyiBlock) for event, _ in ledger.composition())
-    accountant = "rdp" if filtered or neighbours is Neighbours.REPLACE_ONE else "pld"
-    known = ledger.guarantee(delta, accountant=accountant)
-    reasons = tuple(reason for reason in known.reasons if reason != OBSERVED)
+    """The largest epsilon that an engine would have printed for the world's lots, had nobody watched; or why none."""
+    said = [unobserved(ledger, delta) for ledger in {id(run.ledger): run.ledger for run in world.runs}.values()]
+    reasons = tuple(dict.fromkeys(reason for guarantee in said for reason in guarantee.reasons))
     if reasons:
         return None, reasons
-    return make_guarantee(ledger.composition(), delta, accountant=accountant, neighbours=neighbours).epsilon, ()
+    return max((guarantee.epsilon or 0.0 for guarantee in said), default=None), ()
 
 
 __all__ = ["influence"]

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from adadp.accounting.events import Event
 from adadp.randomness import Randomness
 from adadp.sampling.schemes import Poisson, Sampling
+from adadp.testing.held import READS
 from adadp.testing.keyed import Rows, generators_kept, seed_everything, seed_of, uniform
 
 if TYPE_CHECKING:
@@ -81,9 +82,12 @@ class Items(Dataset[Any]):
         rows, draws.rows = draws.rows, None
         with generators_kept():
             seed_everything(world.key, self._run.number, "item", _lot(self._run), index)
+            READS.clear()
             try:
                 return index, self._dataset[index]
             finally:
+                for read in READS:
+                    self._run.readers.setdefault(read, set()).add(index)
                 draws.rows = rows
 
 

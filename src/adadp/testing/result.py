@@ -12,6 +12,7 @@ ROUNDING = 1e-3
 _VERDICTS = {
     "within": "no example that was tried moved a release by more than its bound",
     "exceeded": "one example moves a release by more than its noise hides: the printed epsilon is false",
+    "mixed": "one example is in what others add: nothing bounds its effect, and the printed epsilon has no proof",
     "refused": "the engine refused the loop: no epsilon is printed",
     "no number": "nothing could be measured against a printed epsilon",
 }
@@ -22,8 +23,9 @@ class Effect:
     """What one example did.
 
     `value` is the largest sigma |difference / stddev| over all that a lot released, before noise, with the example and
-    without it; infinite where the worlds differ in anything but a sum (`why` says in what). `error` is what the engine
-    refused with, or why the example could not be used.
+    without it; infinite where the worlds differ in anything but a sum (`why` says in what). `mixed` says where others'
+    gradients were not the same with it and without it, "" where they were. `error` is what the engine refused with, or
+    why the example could not be used.
     """
 
     example: str
@@ -32,6 +34,7 @@ class Effect:
     parameter: str | None = None
     kind: str | None = None
     why: str = ""
+    mixed: str = ""
     refused: bool = False
     skipped: bool = False
     error: str | None = None
@@ -102,7 +105,9 @@ class Influence:
             part = f", {self.kind or 'weights'} {self.parameter}" if self.parameter else ""
             lines.append(f"by the example {self.example!r}{place}{part}")
         lines += [f"because {self.why}"] if self.why else []
-        lines += [f"refused: {self.refused}"] if self.refused else []
+        if self.refused:
+            which = "refused" if self.verdict == "refused" else "refused with another example"
+            lines.append(f"{which}: {self.refused}")
         lines.append(f"epsilon printed for these lots: {printed} at delta {self.delta:g}")
         lines += [f"no number because {reason}" for reason in self.reasons]
         lines.append(f"tried: {len(tried)} examples, {lots} lots each; {len(self.skipped)} could not be used")

@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from adadp.accounting.events import Event, Neighbours, Uncovered
+from adadp.accounting.reading import ReadableLedger
 from adadp.clipping import Flat, Grouped, Release
 from adadp.errors import NoGuaranteeError, UntriedWarning
 from adadp.mechanism.observation import watched_by
@@ -25,7 +26,7 @@ from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
 from adadp.mechanism.step import Unnoised
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
-from adadp.testing.fingerprints import ALIKE, named, prints, unlike
+from adadp.testing.fingerprints import ALIKE, named, prints, unlike, unmatched
 from adadp.testing.held import places_of
 from adadp.testing.keyed import KeyedDraws, Rows, generators_kept, normal, seed_everything, seed_of
 from adadp.testing.lots import Collate, Items, LockstepLots
@@ -59,6 +60,7 @@ class Released:
     stddev: dict[str, Any]
     sums: dict[str, Tensor]
     state: dict[str, tuple[float, ...]]
+    lengths: tuple[float, ...] = ()  # of every example's own gradient, in order of size; of a gradient only
     given: dict[str, Tensor] = field(default_factory=dict)  # what was released
 
 
@@ -85,6 +87,13 @@ class Run:
     typical: float | None = None  # the length of a gradient, from a lot in which nothing was clipped
     scales: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    lengths: dict[int, list[float]] = field(default_factory=dict)  # of gradients before they are clipped, by lot
+    readers: dict[int, set[int]] = field(default_factory=dict)  # by item of the function's dataset: the loader's
+
+    @property
+    def ledger(self) -> ReadableLedger:
+        """What the run is charged to."""
+        return self.optimizer._ledger
 
     @property
     def bound(self) -> float:
@@ -141,6 +150,15 @@ class World:
         if self.earlier is not None and len(self.entries) < len(self.earlier.entries):
             self._note(math.inf, None, why="the loop made fewer releases, or steps, with the example than without it")
 
+    def read_for_several(self) -> str:
+        """Says so where one item of the function's dataset is in several items that a loader reads; "" if none is."""
+        for run in self.runs:
+            for item, readers in run.readers.items():
+                if len(readers) > 1:
+                    some = ", ".join(str(reader) for reader in sorted(readers)[:3])
+                    return f"item {item} of the dataset is read for several items of the loader ({some})"
+        return ""
+
     # ---- what a run is made of --------------------------------------------------------------------------------------
 
     def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _Observer:
@@ -163,6 +181,7 @@ class World:
             self._handed_out(run, microbatch)
 
         loader.lots.on_hand_out = handed_out
+        _note_lengths(run)
         return _Observer(self, run)
 
     def holds(self, lot: int) -> bool:
@@ -222,6 +241,7 @@ class World:
             stddev=stddev,
             sums=sums,
             state=prints(named(run.optimizer._step.capture.module)),
+            lengths=tuple(sorted(run.lengths.pop(release.lot, []))) if release.kind == "gradient" else (),
         )
         if self.earlier is not None:
             given = self._compared(run, seen, release.noise_multiplier, scale)
@@ -312,6 +332,7 @@ class World:
             share = difference / seen.stddev[name]
             squares[name] = float(torch.where(difference == 0, 0.0, share).square().sum())
         absent = not (self.inside and self.holds(seen.lot) and run.places)
+        self._look_at_others(run, before, seen, absent)
         if total <= ALIKE**2 * size and (absent or scale == _OPEN):
             return
         place = (run.number, seen.lot)
@@ -328,7 +349,19 @@ class World:
             bound = f"seen with a clipping bound {scale:.3g} times the loop's own"
             why = f"{why} ({bound})" if why else f"one example changes what others add ({bound})"
         if value > self.worst.value:
-            self.worst = Effect("", value, seen.lot, parameter, seen.kind, why)
+            self.worst = replace(self.worst, value=value, lot=seen.lot, parameter=parameter, kind=seen.kind, why=why)
+
+    def _look_at_others(self, run: Run, before: Released, seen: Released, absent: bool) -> None:
+        """Whether others add what they add without the example: whatever it does to the sum, that is a premise."""
+        here = 0 if absent else len(run.places)
+        least = 1e-4 * max((length for length in before.lengths if math.isfinite(length)), default=0.0)
+        new = unmatched(seen.lengths, before.lengths, least) - here
+        # Where lots have a fixed size, the example stands in the place of another one.
+        gone = unmatched(before.lengths, seen.lengths, least) - (here if run.bound > 1 else 0)
+        changed = max(new, gone)
+        if changed > 0 and not self.worst.mixed:
+            others = "one other example adds" if changed == 1 else f"{changed} other examples add"
+            self.worst = replace(self.worst, mixed=f"what {others} to lot {seen.lot} changes with this one")
 
     def _differ(self, parameter: str | None, why: str) -> None:
         lot = None if not self.runs or self.runs[-1].loader.current is None else self.runs[-1].loader.current.lot
@@ -336,7 +369,7 @@ class World:
         raise _Differs
 
     def _note(self, value: float, parameter: str | None, *, why: str, lot: int | None = None) -> None:
-        self.worst = Effect("", value, lot, parameter, None, why)
+        self.worst = replace(self.worst, value=value, lot=lot, parameter=parameter, kind=None, why=why)
 
 
 class _Observer:
@@ -354,6 +387,22 @@ class _Observer:
 
     def stepped(self, lot: int, gradient: Release) -> None:
         """Nothing more to note."""
+
+
+def _note_lengths(run: Run) -> None:
+    """Have the run note how long every example's gradient is before it is clipped."""
+    step = run.optimizer._step
+    own = step._gradients
+
+    def noted(microbatch: Microbatch, keep: Tensor | None) -> Any:
+        gradients = own(microbatch, keep)
+        if not step.clipping.early():  # else they were bounded on the way
+            lengths = gradients.norms().detach().double()[gradients.keep].nan_to_num(math.inf, math.inf)
+            before = run.lengths.get(microbatch.of.number, []) if microbatch.index else []
+            run.lengths[microbatch.of.number] = before + lengths.cpu().tolist()
+        return gradients
+
+    step._gradients = noted  # type: ignore[method-assign]
 
 
 def _sigma(event: Event, multiplier: float) -> float:

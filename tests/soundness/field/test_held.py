@@ -344,6 +344,28 @@ def test_every_kind_of_layer_is_bounded(kind: str) -> None:
         assert ended.effect <= 1.0 + 1e-3, (how, ended)
 
 
+class ByPlace(nn.Module):
+    """Packs rows whose lengths follow from their place in the batch, as the attack's own script did."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.recurrent = kind(6, 5, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        lengths = torch.tensor([inputs.shape[1] - place % 3 for place in range(len(inputs))])
+        packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)[0].flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_lengths_by_place_in_the_batch_are_refused(kind: Any) -> None:
+    """t14: where the last row is left out nothing moves; where the first is, everybody's length does."""
+    inputs, weights = harmful((6, 6), False, "large")
+    worlds = [TensorDataset(inputs[first:], weights[first:]) for first in (0, 1)]
+    ended = end(*worlds, lambda: ByPlace(kind), weighted_mean, bounds=(1e-3,))
+    assert isinstance(ended, Refused), ended
+
+
 def test_attention_with_mixed_tokens_is_bounded() -> None:
     """t14c: where float32 itself is far from float64, what is clipped is what was computed."""
     for seed in range(6):
