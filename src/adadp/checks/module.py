@@ -16,6 +16,7 @@ from adadp.checks.compared import Rows, coarse, differs, examples, rows_of
 from adadp.checks.made import KINDS, Row, differ, replaced, splits, unlike
 from adadp.checks.norms import CROSSED, alike, crossed, owner, scales
 from adadp.checks.runs import Result, Runs
+from adadp.checks.seeds import redraws
 from adadp.errors import UnsupportedModuleError
 
 _FEWEST, _MOST = 4, 8
@@ -28,6 +29,7 @@ class ModuleTrial:
         self._runs, self._count, self._dimensions, self._mean = runs, count, dimensions, mean
         self._module = runs.module
         self._coarse = coarse(runs.module)
+        self.places: list[Rows | None] = []  # where examples are in each tensor that came out, once it was tried
 
     def conclusive(self) -> bool:
         """Refuse the module if it mixes these examples. False if they are too much alike to tell."""
@@ -39,9 +41,10 @@ class ModuleTrial:
         self._refuse_statistics(buffers)
         self._refuse_memory(whole, again, fewer)
         decided = self._replace(whole, redrawn, fewer)
+        self._redraw(whole, fewer)
         self._refuse_tables(whole, fewer)
         self._refuse_counting(whole, redrawn, fewer)
-        places = [
+        self.places = places = [
             rows_of(one, less, len(rows), self._dimensions == (0,))
             for one, less in zip(whole.outputs, fewer.outputs, strict=False)
         ]
@@ -83,6 +86,17 @@ class ModuleTrial:
                 changed.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
                 break
         return changed == set(self._all)
+
+    def _redraw(self, whole: Result, fewer: Result) -> None:
+        """What a module does with some probability only is met by more draws."""
+        kept = [place for place in self._all if place % 2]
+        for seed in range(2, 2 + redraws(whole.draws, own=bool(self._runs.before.generators))):
+            base = self._runs.observe(self._rows, seed)
+            try:
+                found = self._runs.observe(replaced(self._rows, kept, "large"), seed)
+            except Exception:  # the model does not take such examples
+                found = self._runs.observe(replaced(self._rows, kept, "own"), seed)
+            self._refuse_mixing(base, found, fewer, kept)
 
     # ---- what is refused -----------------------------------------------------------------------------------------
 

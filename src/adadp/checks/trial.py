@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
+from adadp.checks.attempts import Attempts
 from adadp.checks.collate import CollateTrial, Recollated
 from adadp.checks.compared import coarse, padded_alike, rows_in
 from adadp.checks.criterion import WatchedCriterion, watch_criterion
@@ -23,10 +24,10 @@ from adadp.checks.dataset import unseen
 from adadp.checks.handed_on import HandedOn
 from adadp.checks.items import fetched
 from adadp.checks.known import recognised
-from adadp.checks.loss import LossTrial, refuse_crossing_rows
-from adadp.checks.module import ModuleTrial
+from adadp.checks.loss import refuse_crossing_rows
 from adadp.checks.padding import REACHES, UNTRIED, Padded, Unmatched, evaluating, is_among, padded
 from adadp.checks.rows import Parts, dimension, take_apart
+from adadp.checks.public import public_of
 from adadp.checks.runs import Runs
 from adadp.checks.schedule import stage
 from adadp.checks.seeds import seeded
@@ -62,11 +63,18 @@ class Trial:
         dataset: Any = None,
         collate: Callable[..., Any] | None = None,
         loss_reduction: str = "mean",
+        steps: int | None = None,
+        largest: int | None = None,
+        public_examples: Any = None,
     ) -> None:
         self._capture = capture
         self._dimensions = (0,) if batch_first else (1, 0)
         self._dataset, self._collate = dataset, collate
         self._mean = loss_reduction == "mean"
+        self._planned, self._largest = steps, largest
+        self._public = public_of(public_examples, default_collate if collate is None else collate)
+        self.postponed = False  # whether a trial that is due waits until the step is recorded (`before_recording`)
+        self._covered: int | None = None  # the lot on which modules were tried together with the loss
         self.untried: dict[str, str] = {}
         self.on_refusal: Callable[[str], None] = lambda text: None  # a refusal takes the run's number away
         self.undecided: set[int] = set()  # modules whose examples were too much alike so far
@@ -101,7 +109,10 @@ class Trial:
         """Whether something is tried on this lot: by the schedule, or in a mode that was not tried yet."""
         modes = self._modes()
         passed = [reached for (_, mode, _), reached in self._stages.items() if mode == modes]
-        return max(passed, default=0) < stage(lot) or bool(self.undecided)
+        return max(passed, default=0) < self._stage(lot) or bool(self.undecided)
+
+    def _stage(self, lot: int) -> int:
+        return stage(lot, self._planned)
 
     def _modes(self) -> tuple[bool, ...]:
         return tuple([bool(entries.get(name)) for entries, name in self._switches])
@@ -113,8 +124,10 @@ class Trial:
         self._raise_again(id(module))
         if self._handed_on.from_another(args, kwargs, _place(part)):
             raise self._remembered(id(module), TrainingLoopError(_HANDED_ON.format(self._capture.module_name(module))))
-        key = id(module), self._modes(), min(_place(part)[1], 1)
-        if self._stages.get(key, 0) >= stage(part.lot):
+        key = self._key(module, part)
+        if self._covered == part.lot and part.count > 1 and id(module) not in self.undecided:
+            self._stages[key], self._tried_for = self._stage(part.lot), part
+        if self.postponed or self._stages.get(key, 0) >= self._stage(part.lot):
             if self._tried_for is part:  # a further call for a batch on which the module was tried
                 parts = take_apart((args, kwargs), part.count)
                 dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
@@ -141,7 +154,7 @@ class Trial:
         except PrivacyError as error:
             raise self._remembered(id(module), error) from error.__cause__
         if conclusive:
-            self._stages[key] = stage(part.lot)
+            self._stages[key] = self._stage(part.lot)
             self.undecided.discard(id(module))
         else:
             self.undecided.add(id(module))
@@ -259,12 +272,19 @@ class Trial:
         """Another microbatch is out, or this one was stepped on: what was returned for it is no longer of interest."""
         self._outputs = []
 
+    def _attempts(self, part: Part) -> Attempts:
+        return Attempts(self._capture, self._dimensions, self._mean, self._stage(part.lot), self._largest)
+
     def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
         """Try the module as its arguments may be read: a length may be the number of examples by chance."""
+        attempts = self._attempts(part)
+        public = self._public_arguments(parts, dims, part)
+        if public is not None and self._public is not None:
+            with suppress(RuntimeError, ValueError, IndexError, TypeError, KeyError):  # private rows serve where public ones cannot be run
+                return attempts.of_module(module, public, dims, self._public.count, schema_first=False)
 
         def attempt(read: Sequence[int | None]) -> bool:
-            runs = Runs(self._capture, module, parts, read)
-            return ModuleTrial(runs, part.count, self._dimensions, self._mean).conclusive()
+            return attempts.of_module(module, parts, read, part.count, schema_first=self._public is None)
 
         try:
             return attempt(dims)
@@ -283,11 +303,13 @@ class Trial:
             for read in self._other_readings(parts, dims, part.count):
                 with suppress(RuntimeError, ValueError, IndexError, TypeError):
                     return attempt(read)
-            raise UnsupportedModuleError(
-                f"{self._capture.module_name(module)} cannot be tried out on a few examples of a batch "
-                f"({type(error).__name__}), so it is not known whether it keeps them apart. Let it take batches of any "
-                "size."
-            ) from None
+            raise UnsupportedModuleError(_UNTRIED.format(self._capture.module_name(module))) from None
+
+    def _public_arguments(self, parts: Parts, dims: Sequence[int | None], part: Part) -> Parts | None:
+        """What public examples make of these arguments, where the user gave some."""
+        if self._public is None:
+            return None
+        return self._public.arguments(parts, dims, take_apart(part.batch, part.count))
 
     def _other_readings(self, parts: Parts, dims: Sequence[int | None], count: int) -> list[list[int | None]]:
         """Hidden states are [layers, n, ...] whatever comes first elsewhere; a mask of [T, T] is the same for all."""
@@ -329,12 +351,13 @@ class Trial:
             raise ConfigurationError(self._collate_refused)
         if self._collate is None or self._collate is default_collate or self._dataset is None or len(part.indices) < 2:
             return None
-        if self._collated is None or self._collated[0] < stage(part.lot):
+        if self._collated is None or self._collated[0] < self._stage(part.lot):
             try:
                 with seeded(0):
-                    items = fetched(self._dataset, list(part.indices)[:5])
+                    known = None if self._public is None else self._public.items[:5]
+                    items = fetched(self._dataset, list(part.indices)[:5]) if known is None else known
                 trial = CollateTrial(self._collate, items, self._dimensions)
-                self._collated = stage(part.lot), trial.recollated()
+                self._collated = self._stage(part.lot), trial.recollated()
             except ConfigurationError as error:
                 self._collate_refused = str(error)
                 raise
@@ -345,7 +368,7 @@ class Trial:
 
     def loss_due(self, loss: object, part: Part) -> bool:
         """Whether a loss (for losses [n] of the loop: the trial itself) is to be tried on this part."""
-        return part.count > 1 and self._stages.get(self._key(loss, part), 0) < stage(part.lot)
+        return part.count > 1 and self._stages.get(self._key(loss, part), 0) < self._stage(part.lot)
 
     def _key(self, tried: object, part: Part) -> tuple[int, tuple[bool, ...], int]:
         """What is tried, in which mode, and whether it comes after another part of its lot."""
@@ -358,19 +381,44 @@ class Trial:
         self._raise_again(key[0])
         if not self.loss_due(loss, part):
             return
-        parts = take_apart(batch, part.count)
-        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
         try:
-            if parts.unknown or all(dim is None for dim in dims):
-                raise TrainingLoopError(_NO_BATCH)
             with full_precision():
-                LossTrial(self._capture, loss, parts, dims, self._mean).refuse(
-                    part.count, self._padded(parts, dims, part)
-                )
-            self._note_inputs(parts, dims, part)
+                covered = self._try_loss(loss, batch, part)
         except PrivacyError as error:
             raise self._remembered(key[0], error) from error.__cause__
-        self._stages[key] = stage(part.lot)
+        self._stages[key] = self._stage(part.lot)
+        self._covered = part.lot if covered else None
+
+    def _try_loss(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> bool:
+        """Refuse a loss that mixes examples. Whether the modules that it calls were tried with it."""
+        parts = take_apart(batch, part.count)
+        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+        if parts.unknown or all(dim is None for dim in dims):
+            raise TrainingLoopError(_NO_BATCH)
+        lengths, attempts = self._padded(parts, dims, part), self._attempts(part)
+        self._note_inputs(parts, dims, part)
+        public = self._public_arguments(parts, dims, part)
+        if public is not None and self._public is not None:
+            with suppress(RuntimeError, ValueError, IndexError, TypeError, KeyError):
+                return attempts.of_loss(loss, public, dims, self._public.count, lengths, schema_first=False)
+        return attempts.of_loss(loss, parts, dims, part.count, lengths, schema_first=self._public is None)
+
+    def before_recording(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
+        """Try once more what is about to be recorded, on all rows of the batch: Python does not run after that."""
+        self.postponed = False
+        parts = take_apart(batch, part.count)
+        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+        public = self._public_arguments(parts, dims, part)
+        count = part.count if public is None or self._public is None else self._public.count
+        try:
+            with full_precision():
+                self._attempts(part).recorded(loss, parts if public is None else public, dims, count)
+        except PrivacyError as error:
+            raise self._remembered(id(loss), error) from error.__cause__
+        modes = self._modes()
+        for key in self._stages:
+            if key[1] == modes:
+                self._stages[key] = max(self._stages[key], self._stage(part.lot))
 
     def of_rows(self, losses: Tensor, part: Part) -> None:
         """Try losses [n] of a pass that has run: the gradient of each may reach its own example alone."""
@@ -388,7 +436,7 @@ class Trial:
                 refuse_crossing_rows(self._capture, losses)
         except PrivacyError as error:
             raise self._remembered(key[0], error) from error.__cause__
-        self._stages[key] = stage(part.lot)
+        self._stages[key] = self._stage(part.lot)
         outputs, self._outputs = self._outputs, []
         leaves = [leaf for leaf in take_apart(part.batch, part.count).leaves if isinstance(leaf, Tensor)]
         if not recognised(losses, outputs, leaves):
@@ -455,6 +503,10 @@ _NO_BATCH = (
 _HANDED_ON = (
     "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of "
     "that lot reach this one without noise. Begin each batch with a fresh state."
+)
+_UNTRIED = (
+    "{} cannot be tried out on a few examples of a batch, so it is not known whether it keeps them apart. Let it take "
+    "batches of any size."
 )
 _UNKNOWN = (
     "{} was given a {}, which cannot be taken apart into examples, so it is not known whether the model keeps them "
