@@ -35,13 +35,14 @@ class Attempts:
     ) -> None:
         self._capture, self._dimensions, self._mean = capture, dimensions, mean
         self._trial, self._largest = trial, largest
+        self._made = MADE if largest is None else max(4, min(MADE, largest))  # rows
 
     def of_module(
         self, module: nn.Module, parts: Parts, dims: Sequence[int | None], count: int, *, schema_first: bool
     ) -> bool:
         """Refuse a module that mixes examples. False if they are too much alike to tell."""
         if schema_first:
-            made = of_schema(parts, dims)
+            made = of_schema(parts, dims, self._made)
             if made is not None:
                 self._refuse_made(Runs(self._capture, module, made, dims, self._trial), None)
         runs = Runs(self._capture, module, parts, dims, self._trial)
@@ -66,7 +67,7 @@ class Attempts:
     ) -> bool:
         """Refuse a loss that mixes examples. Whether all that it calls was tried with it, layer by layer."""
         if schema_first:
-            made = of_schema(parts, dims)
+            made = of_schema(parts, dims, self._made)
             if made is not None:
                 self._refuse_made(LossRuns(self._capture, loss, made, dims, self._trial), loss)
         runs = LossRuns(self._capture, loss, parts, dims, self._trial)
@@ -105,9 +106,9 @@ class Attempts:
             if self._plainly_apart(runs):
                 return
             if loss is None:
-                ModuleTrial(runs, MADE, self._dimensions, self._mean).conclusive()
+                ModuleTrial(runs, self._made, self._dimensions, self._mean).conclusive()
             else:
-                LossTrial(self._capture, loss, runs.parts, runs.dims, self._mean, self._trial).refuse(MADE, None)
+                LossTrial(self._capture, loss, runs.parts, runs.dims, self._mean, self._trial).refuse(self._made, None)
         except PrivacyError as error:
             if not str(error).startswith(UNKNOWN):
                 raise
@@ -117,8 +118,8 @@ class Attempts:
 
     def _plainly_apart(self, runs: Runs) -> bool:
         """Whether nothing changes for made rows, anywhere in the model, where the others are replaced."""
-        rows = [Row(place) for place in range(MADE)]
-        kept = [place for place in range(MADE) if place % 2]
+        rows = [Row(place) for place in range(self._made)]
+        kept = [place for place in range(self._made) if place % 2]
         base = runs.observe(rows, read_state=False)
         other = runs.observe(replaced(rows, kept, "large"), read_state=False)
         pairs = list(_side_by_side(base, other))
@@ -126,7 +127,7 @@ class Attempts:
             return False
         ours, theirs = [], []
         for one, two in pairs:
-            dims = [d for d, size in enumerate(one.shape) if size == MADE]
+            dims = [d for d, size in enumerate(one.shape) if size == self._made]
             if len(dims) == 1 and one.numel():
                 rows_kept = (*[slice(None)] * dims[0], slice(1, None, 2))
                 ours.append(one[rows_kept])

@@ -15,8 +15,8 @@ from adadp.checks.rows import Parts
 MADE = 7
 
 
-def of_schema(parts: Parts, dims: Sequence[int | None]) -> Parts | None:
-    """The same container with `MADE` made rows in each leaf. None where a leaf with rows is no tensor.
+def of_schema(parts: Parts, dims: Sequence[int | None], count: int = MADE) -> Parts | None:
+    """The same container with `count` made rows in each leaf. None where a leaf with rows is no tensor.
 
     Floats are normal, integers 0 or 1 (indices that every embedding and every class has), booleans random.
     """
@@ -28,12 +28,12 @@ def of_schema(parts: Parts, dims: Sequence[int | None]) -> Parts | None:
             continue
         if not isinstance(leaf, Tensor):
             return None
-        leaves.append(_made(leaf, dim, generator))
+        leaves.append(_made(leaf, dim, count, generator))
     return replace(parts, leaves=leaves)
 
 
-def _made(leaf: Tensor, dim: int, generator: torch.Generator) -> Tensor:
-    shape = [MADE if d == dim else size for d, size in enumerate(leaf.shape)]
+def _made(leaf: Tensor, dim: int, count: int, generator: torch.Generator) -> Tensor:
+    shape = [count if d == dim else size for d, size in enumerate(leaf.shape)]
     if leaf.is_floating_point() or leaf.is_complex():
         return torch.randn(shape, generator=generator).to(leaf.device, leaf.dtype)
     return torch.randint(2, shape, generator=generator).to(leaf.device, leaf.dtype)

@@ -26,7 +26,7 @@ from adadp.gradients import Capture
 from adadp.gradients.arithmetic import exact_arithmetic
 from adadp.gradients.capture import Observed
 
-_FEWEST, _MOST = 4, 8
+_NUMBERS = (4, 3, 5, 6, 7, 8)  # of rows
 #: What takes the place of examples, one kind for each split of four rows.
 _FOR_MODULES = ("zero", "large", "own", "ignored")
 _FOR_LOSSES = ("zero", "large", "missing", "ignored")
@@ -102,7 +102,7 @@ class Screen:
     def _base(self) -> tuple[_Pass, list[Row]]:
         """Rows so many that no layer is given a length that is their number by chance, and what comes of them."""
         leaves, dims = self._runs.parts.leaves, self._runs.dims
-        for number in range(_FEWEST, _MOST + 1):
+        for number in _NUMBERS:
             rows = [Row(index) for index in unlike(leaves, dims, self._count, number)]
             base = self._pass(self._runs.leaves(rows), [1.0] * number, first=True)
             if not any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in base.seen.inputs):

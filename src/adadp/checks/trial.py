@@ -111,6 +111,11 @@ class Trial:
         passed = [reached for (_, mode, _), reached in self._stages.items() if mode == modes]
         return max(passed, default=0) < self._stage(lot) or bool(self.undecided)
 
+    def passed_once(self) -> bool:
+        """Whether something passed in the mode that the modules are in, and nothing is undecided."""
+        modes = self._modes()
+        return any(mode == modes and reached > 0 for (_, mode, _), reached in self._stages.items()) and not self.undecided
+
     def _stage(self, lot: int) -> int:
         return stage(lot, self._planned)
 
@@ -408,6 +413,8 @@ class Trial:
         self.postponed = False
         parts = take_apart(batch, part.count)
         dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+        if part.count < 2 or all(dim is None for dim in dims):
+            return  # nothing to mix, or nothing that could be recorded
         public = self._public_arguments(parts, dims, part)
         count = part.count if public is None or self._public is None else self._public.count
         try:
