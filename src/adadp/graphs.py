@@ -32,6 +32,8 @@ from adadp.step import PrivateStep
 
 #: Ordinary steps before the first recording: libraries choose their ways and kernels are compiled in them.
 WARM_UP = 2
+#: Lots within which a first recording is waited for, once a step was tried: what is recorded is tried then.
+_SOON = 8
 #: The first lot of the schedule of trials (`adadp.checks.schedule`) that is tried though steps are replayed.
 FIRST_BESIDE_REPLAYS = 1000
 
@@ -107,10 +109,10 @@ class TrainingStep:
             self._ordinary = min(self._ordinary, WARM_UP - 1)
 
     def _records_soon(self, whole: Microbatch) -> bool:
-        """Whether this step was tried and is recorded now or with the next lot: what is recorded is tried then."""
+        """Whether this step was tried and is recorded now or in a few lots: what is recorded is tried then."""
         if self.why_not is not None or not self.optimizer._trial.passed_once() or whole.lot >= FIRST_BESIDE_REPLAYS:
             return False
-        return 0 < whole.lot < WARM_UP or (self._recording is None and self._replayable(whole))
+        return 0 < whole.lot < _SOON or (self._recording is None and self._replayable(whole))
 
     def _outdated(self) -> bool:
         """Whether the recording works on what the clipping no longer keeps, nor can take over; it is then dropped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -135,17 +135,58 @@ def test_mixing_by_chance_is_found(place: str) -> None:
         return nn.functional.cross_entropy(sometimes(logits) if place == "loss" else logits, y, reduction="none")
 
     step = TrainingStep(optimizer, loss)
-    with pytest.raises(PrivacyError, match="mixes examples"):
+    with pytest.raises(PrivacyError, match=r"mixes examples|mixed before it"):
         step(*next(iter(loader)))
 
 
-def test_a_right_model_that_draws_by_example_is_no_mixing() -> None:
+@pytest.mark.parametrize("by_step", [False, True])
+def test_a_right_model_that_draws_by_example_is_no_mixing(by_step: bool) -> None:
     """Each example is dropped or not by a number of its own, as stochastic depth does."""
 
     def dropped(x: Tensor) -> Tensor:
         return x * torch.from_numpy(np.random.rand(len(x), 1) < 0.7)
 
-    Run(Net(dropped))(normal(LOT, 6))
+    _, optimizer, loader, model = private(Net(dropped))
+    x, y = next(iter(loader))
+    if by_step:
+        TrainingStep(optimizer, lambda x, y: nn.functional.cross_entropy(model(x), y, reduction="none"))(x, y)
+    else:
+        model(x)
+
+
+class Fewer(Net):
+    """Counts its calls in training, trials and all."""
+
+    calls: ClassVar[list[int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        Fewer.calls.append(len(x))
+        return super().forward(x)
+
+
+def test_between_lots_0_and_the_recording_nothing_is_tried() -> None:
+    """What waits for a recording is tried with it, on all rows: two runs. Without one it is tried on the next lot."""
+    _, optimizer, loader, model = private(Fewer(), count=20 * LOT)
+    step = TrainingStep(optimizer, lambda x, y: nn.functional.cross_entropy(model(x), y, reduction="none"))
+    step.why_not = None  # as on a GPU
+    step._replayable = lambda microbatch: False  # type: ignore[method-assign]
+    step._rehearse = step._ordinarily  # type: ignore[method-assign]
+    batches = iter(loader)
+    calls = []
+    for _ in range(9):
+        Fewer.calls = []
+        step(*next(batches))
+        calls.append(len(Fewer.calls))
+    assert calls[0] > 5
+    assert calls[1:8] == [1] * 7
+    assert calls[8] > 5
+    x, y = next(batches)
+    Fewer.calls = []
+    optimizer._trial.before_recording(step.loss, (x, y), optimizer._current())
+    assert Fewer.calls == [LOT, LOT]
+    model.before = if_many
+    with pytest.raises(PrivacyError, match="mixes examples"):
+        optimizer._trial.before_recording(step.loss, (x, y), optimizer._current())
 
 
 # ---- made rows and public ones ----------------------------------------------------------------
@@ -154,15 +195,11 @@ def test_a_right_model_that_draws_by_example_is_no_mixing() -> None:
 class Looking(Net):
     """Notes all that it is given."""
 
-    def __init__(self, before: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-        super().__init__(before)
-        self.seen: list[Tensor] = []
-
     def forward(self, x: Tensor) -> Tensor:
         Looking.given.append(x.detach().clone())
         return super().forward(x)
 
-    given: list[Tensor] = []
+    given: ClassVar[list[Tensor]] = []
 
 
 @pytest.mark.parametrize("by_step", [False, True])

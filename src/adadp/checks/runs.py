@@ -84,7 +84,8 @@ class Runs:
                 before.reseed(seed)
             with seeded(seed_of(self.trial, seed)) as draws, self.capture.aside(), self.capture.observing() as seen:
                 outputs = [leaf.detach().clone() for leaf in self.call(leaves)]
-            if seen.outputs and not isinstance(self, LossRuns):  # the outermost module's own, whatever it returns them in
+            if seen.outputs and not isinstance(self, LossRuns):
+                # The outermost module's own, whatever it returns them in.
                 seen.outputs[-1] = seen.outputs[-1][0], outputs
             return Result(seen, outputs, State(self.module) if read_state else before, draws)
         finally:

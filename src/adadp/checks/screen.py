@@ -105,7 +105,8 @@ class Screen:
         for number in _NUMBERS:
             rows = [Row(index) for index in unlike(leaves, dims, self._count, number)]
             base = self._pass(self._runs.leaves(rows), [1.0] * number, first=True)
-            if not any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in base.seen.inputs):
+            alike = any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in base.seen.inputs)
+            if self._dimensions == (0,) or not alike:  # examples come first, whatever comes second
                 return base, rows
         raise _Unclear
 
@@ -223,8 +224,8 @@ class Screen:
             raise _Unclear
         rest = torch.tensor(table[differences:], dtype=torch.float64)
         changed, rest, wide = rest[:count], rest[count:], len(base.names)
-        plain, scaled, fewer = rest.split([wide * count, wide * count, wide * (count - 1)])
-        plain, scaled, fewer = plain.view(wide, count), scaled.view(wide, count), fewer.view(wide, count - 1)
+        plain, scaled = rest[: 2 * wide * count].view(2, wide, count)
+        fewer = rest[2 * wide * count :].view(wide, count - 1)
         least = 1e-10 * float(plain.max()) if wide else 0.0
         squared = torch.tensor(factors, dtype=torch.float64) ** 2
         wanted = (plain * squared)[:, list(stay)]
