@@ -20,7 +20,7 @@ from adadp.checks.compared import Rows, coarse, examples, rows_of
 from adadp.checks.made import Row, replaced, splits, unlike
 from adadp.checks.norms import scales
 from adadp.checks.runs import LossRuns, Runs
-from adadp.checks.seeds import on_a_gpu, seed_of, seeded
+from adadp.checks.seeds import generators_kept, on_a_gpu, seed_of, seeded
 from adadp.checks.state import State
 from adadp.gradients import Capture
 from adadp.gradients.arithmetic import exact_arithmetic
@@ -56,6 +56,7 @@ class Screen:
         self._runs, self._count, self._dimensions = runs, count, dimensions
         self._of_loss = isinstance(runs, LossRuns)
         self._weights: list[Tensor] = []
+        self._thread: ThreadPoolExecutor | None = None
         self.places: list[Rows | None] = []
 
     def passes(self) -> bool:
@@ -66,12 +67,13 @@ class Screen:
                 return False
         buffers = [(buffer, buffer._version) for buffer in runs.module.buffers()]
         try:
-            with ThreadPoolExecutor(1) as thread:
-                self._thread = thread
+            with generators_kept():
                 self._run()
         except Exception:
             return False
         finally:
+            if self._thread is not None:
+                self._thread.shutdown()
             runs.before.restore()
         after = list(runs.module.buffers())
         return len(after) == len(buffers) and all(
@@ -120,14 +122,21 @@ class Screen:
             result = _Pass(seen, [leaf.detach() for leaf in outputs])
             if factors is not None:
                 capture.differentiate(self._total(outputs, factors))
-                stream = torch.cuda.current_stream() if on_a_gpu() else None
-                # By another thread: torch.func does not work where hooks on saved tensors are on (`norms.measured`).
-                names, norms = self._thread.submit(_measured, capture, len(factors), stream).result()
-                result = _Pass(seen, result.outputs, names, norms)
+                result = _Pass(seen, result.outputs, *self._measured(len(factors)))
         if draws.any or (first and (before.generators or State(runs.module).changed_from(before) is not None)):
             raise _Unclear
         before.restore()
         return result
+
+    def _measured(self, count: int) -> tuple[tuple[str, ...], Tensor]:
+        """Names of the parameters that gradients came to, and the squared norms."""
+        if self._of_loss:
+            return _measured(self._runs.capture, count)
+        # By another thread: torch.func does not work where hooks on saved tensors are on, as around a module's call.
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1)
+        stream = torch.cuda.current_stream() if on_a_gpu() else None
+        return self._thread.submit(_measured_there, self._runs.capture, count, stream).result()
 
     def _total(self, outputs: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
         """What gradients start from. Outputs of a module get random weights, the same in each pass."""
@@ -238,14 +247,18 @@ class Screen:
             raise _Unclear
 
 
-def _measured(capture: Capture, count: int, stream: Any) -> tuple[tuple[str, ...], Tensor]:
+def _measured_there(capture: Capture, count: int, stream: Any) -> tuple[tuple[str, ...], Tensor]:
+    with torch.cuda.stream(stream):  # the current one and its device are a thread's
+        return _measured(capture, count)
+
+
+def _measured(capture: Capture, count: int) -> tuple[tuple[str, ...], Tensor]:
     """Names of the parameters that gradients came to and squared norms [parameters, n] in double precision."""
-    with torch.cuda.stream(stream):
-        forms = capture.look()
-        if not forms or any(form.count != count for form in forms.values()):
-            raise _Unclear
-        with torch.no_grad(), exact_arithmetic():
-            return tuple(forms), torch.stack([form.squared_norms() for form in forms.values()]).double()
+    forms = capture.look()
+    if not forms or any(form.count != count for form in forms.values()):
+        raise _Unclear
+    with torch.no_grad(), exact_arithmetic():
+        return tuple(forms), torch.stack([form.squared_norms() for form in forms.values()]).double()
 
 
 def _some(tensor: Tensor, dim: int, rows: Sequence[int]) -> Tensor:

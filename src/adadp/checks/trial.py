@@ -30,7 +30,7 @@ from adadp.checks.public import public_of
 from adadp.checks.rows import Parts, dimension, take_apart
 from adadp.checks.runs import Runs
 from adadp.checks.schedule import stage
-from adadp.checks.seeds import seeded
+from adadp.checks.seeds import generators_kept, seeded
 from adadp.checks.state import State
 from adadp.checks.texts import ATTRIBUTES, HANDED_ON, INPUTS, LOSSES, NO_BATCH, NO_ROWS, UNKNOWN, UNRUN
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
@@ -157,7 +157,7 @@ class Trial:
             return
         self._same_inputs, self._tried_for = False, part
         try:
-            with full_precision():  # with fewer bits, another number of examples may well be another result
+            with full_precision(), generators_kept():  # with fewer bits, another number of examples may well be another result
                 conclusive = self._read_and_try(module, parts, dims, part)
                 self._refuse_padding(module, parts, dims, part)
             self._note_inputs(parts, dims, part)
@@ -366,7 +366,7 @@ class Trial:
         if not self.loss_due(loss, part):
             return
         try:
-            with full_precision():
+            with full_precision(), generators_kept():
                 covered = self._try_loss(loss, batch, part)
         except PrivacyError as error:
             raise self._remembered(key[0], error) from error.__cause__
@@ -397,7 +397,7 @@ class Trial:
         public = self._public_arguments(parts, dims, part)
         count = part.count if public is None or self._public is None else self._public.count
         try:
-            with full_precision():
+            with full_precision(), generators_kept():
                 self._attempts(part).recorded(loss, parts if public is None else public, dims, count)
         except PrivacyError as error:
             raise self._remembered(id(loss), error) from error.__cause__
@@ -418,7 +418,7 @@ class Trial:
         if losses.shape != (part.count,):
             raise TrainingLoopError("backward needs a loss for each example of the batch: a tensor of shape [n]")
         try:
-            with full_precision():
+            with full_precision(), generators_kept():
                 refuse_crossing_rows(self._capture, losses)
         except PrivacyError as error:
             raise self._remembered(key[0], error) from error.__cause__
