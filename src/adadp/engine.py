@@ -129,6 +129,7 @@ class PrivacyEngine:
         penalty: Penalty | None = None,
         prefetch: torch.device | str | None = None,
         expose_raw: bool = False,
+        public_examples: Any = None,
         step_class: Callable[..., PrivateStep] = PrivateStep,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """The same module, an optimizer and a loader that together train it privately.
@@ -157,6 +158,8 @@ class PrivacyEngine:
                 after the noise, once for each lot.
             prefetch: a device to which the loader copies the next batch while the loop works on the current one.
             expose_raw: show counts that are not noised (`optimizer.raw_nonfinite`); the guarantee is then none.
+            public_examples: items of public data with the dataset's structure, a list or a Dataset: what can be tried
+                is tried on them, and on private examples only where they cannot be run.
             step_class: makes the step, for algorithms that release more on a lot than its gradient (`algorithms.agd`).
 
         """
@@ -197,6 +200,9 @@ class PrivacyEngine:
                 dataset=data_loader.dataset,
                 collate=data_loader.collate_fn,
                 loss_reduction=loss_reduction,
+                steps=steps,
+                largest=max_physical_batch_size,
+                public_examples=public_examples,
             )
             if criterion is not None:
                 trial.of_criterion(criterion)

@@ -38,23 +38,25 @@ def centred(x: Tensor) -> Tensor:
 
 def test_the_schedule_is_public() -> None:
     due = [lot for lot in range(3000) if lot == 0 or stage(lot) > stage(lot - 1)]
-    assert due == [0, 1, 100, 1000]
+    assert due == [0, 1, 10, 100, 1000]
+    planned = [lot for lot in range(1, 81) if stage(lot, 80) > stage(lot - 1, 80)]
+    assert planned == [1, 10, 79]
 
 
 def test_between_trials_nothing_runs() -> None:
     calls = []
     run = Run(Net(lambda x: calls.append(0) or x))
-    for lot in (*range(10), 99, 100, 101):
+    for lot in (*range(12), 99, 100, 101):
         calls.clear()
         run(normal(8, 6), lot=lot)
-        assert (len(calls) == 1) == (lot not in (0, 1, 100))
+        assert (len(calls) == 1) == (lot not in (0, 1, 10, 100))
         assert len(calls) <= 12
 
 
 def test_mixing_that_starts_later_is_found_at_the_next_trial() -> None:
     model = Net()
     run = Run(model)
-    for lot in range(5):
+    for lot in range(11):
         run(normal(8, 6), lot=lot)
     model.before = centred
     run(normal(8, 6), lot=99)

@@ -5,7 +5,8 @@
 
 Steps on the lots of the schedule below 1,000 are timed beside ordinary ones, in a second run, so that what libraries
 choose and compile once for each process is not counted. The share is what the former take longer, over 1,000 of the
-latter.
+latter. Where steps are replayed, the first lots and that of the recording are made ordinarily in any case: what trials
+take of them is timed apart, as the time inside the trial's own functions.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from adadp.checks.schedule import stage
+from adadp.checks.trial import Trial
 from adadp.engine import PrivacyEngine
 from adadp.mechanism.replay import TrainingStep
 from adadp_lab.bench.machine import versions
@@ -28,6 +31,40 @@ from adadp_lab.bench.models import MODELS, SIZES, build
 
 STEPS = 1000
 TRIED = [lot for lot in range(STEPS) if lot == 0 or stage(lot) > stage(lot - 1)]
+
+
+class Inside:
+    """Counts the seconds that the trial's own functions take, with all that the GPU does in them."""
+
+    FUNCTIONS = ("before_call", "of_loss", "of_rows", "before_recording")
+
+    def __init__(self, kind: type[Trial]) -> None:
+        self.seconds, self._within = 0.0, False
+        self._kind, self._own = kind, {name: getattr(kind, name) for name in self.FUNCTIONS}
+        for name, function in self._own.items():
+            setattr(kind, name, self._timed(function))
+
+    def restore(self) -> None:
+        for name, function in self._own.items():
+            setattr(self._kind, name, function)
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._within or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+                return function(*args, **kwargs)
+            self._within = True
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                self.seconds += time.perf_counter() - start
+                self._within = False
+
+        return timed
 
 
 def measured(name: str, device: torch.device, replayed: bool, rounds: int) -> dict[str, float]:
@@ -56,6 +93,7 @@ def measured(name: str, device: torch.device, replayed: bool, rounds: int) -> di
 
         return run, step
 
+    inside = Inside(Trial)
     run, step = private()
     for number in range(12):  # a run before: libraries choose their ways and kernels are compiled in it
         run(number)
@@ -63,6 +101,7 @@ def measured(name: str, device: torch.device, replayed: bool, rounds: int) -> di
     run, step = private()
 
     def timed(number: int) -> float:
+        inside.seconds = 0.0
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
@@ -71,22 +110,29 @@ def measured(name: str, device: torch.device, replayed: bool, rounds: int) -> di
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    tried: list[float] = []
-    plain: list[float] = []
+    taken: dict[int, float] = {}  # by lot: seconds of the step, and of its trial alone
+    tried: dict[int, float] = {}
     for at, number in enumerate(TRIED):
-        tried.append(timed(number))
         until = TRIED[at + 1] if at + 1 < len(TRIED) else number + rounds
-        plain += [timed(between) for between in range(number + 1, min(until, number + 1 + rounds))]
+        for lot_number in range(number, min(until, number + 1 + rounds)):
+            taken[lot_number] = timed(lot_number)
+            tried[lot_number] = inside.seconds
+    plain = [seconds for number, seconds in taken.items() if number not in TRIED]
     ordinary = statistics.median(plain[len(plain) // 2 :])
+    inside.restore()
     if step is not None and not step.replays:
         raise RuntimeError(f"nothing was replayed: {step.why_not}")
-    extra = sum(max(0.0, seconds - ordinary) for seconds in tried)
+    if step is None:
+        tried = {number: max(0.0, taken[number] - ordinary) for number in TRIED}
+    extra, first = sum(tried.values()), tried.pop(0)
+    later = [seconds for seconds in tried.values() if seconds > 1e-3 * ordinary]
     return {
         "step_ms": 1e3 * ordinary,
-        "first_trial_ms": 1e3 * (tried[0] - ordinary),
-        "later_trials_ms": 1e3 * statistics.median(seconds - ordinary for seconds in tried[1:]),
+        "first_trial_ms": 1e3 * first,
+        "later_trials_ms": 1e3 * statistics.median(later) if later else 0.0,
+        "later_trials": len(later),
         "share": extra / (STEPS * ordinary),
-        "share_without_the_first": (extra - max(0.0, tried[0] - ordinary)) / (STEPS * ordinary),
+        "share_without_the_first": (extra - first) / (STEPS * ordinary),
     }
 
 

@@ -18,7 +18,7 @@ from adadp.checks.made import KINDS, Row, made, replaced, splits, unlike
 from adadp.checks.norms import CROSSED, Norms, alike, crossed, measured, owner, scales
 from adadp.checks.padding import REACHES, Padded, evaluating
 from adadp.checks.rows import Parts
-from adadp.checks.seeds import seeded
+from adadp.checks.seeds import Draws, halves, redraws, seed_of, seeded
 from adadp.checks.state import State
 from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
@@ -29,7 +29,7 @@ _MIXES = (
     "batch, weights that are divided by their sum, examples that are compared). Return a loss for each example, [n]: "
     "with reduction='none', and a mean over an example's own tokens."
 )
-_UNKNOWN = "the loss cannot be tried on a few examples of a batch, so it is not known whether it keeps them apart"
+UNKNOWN = "the loss cannot be tried on a few examples of a batch, so it is not known whether it keeps them apart"
 _SHAPE = "the loss must be one number for each example of the batch, [n], or their plain mean (or sum), a scalar"
 
 
@@ -37,9 +37,17 @@ class LossTrial:
     """One trial of `loss(*batch)`, on rows of the batch."""
 
     def __init__(
-        self, capture: Capture, loss: Callable[..., Tensor], parts: Parts, dims: Sequence[int | None], mean: bool
+        self,
+        capture: Capture,
+        loss: Callable[..., Tensor],
+        parts: Parts,
+        dims: Sequence[int | None],
+        mean: bool,
+        trial: int = 0,
     ) -> None:
-        self._capture, self._loss, self._mean = capture, loss, mean
+        self._capture, self._loss, self._mean, self._trial = capture, loss, mean, trial
+        self._draws = Draws()
+        self.scalar = False  # whether the loss is one number for all examples, once it was tried
         self._parts, self._dims = parts, dims
         self._before = State(capture.module)
         self._coarse = coarse(capture.module)
@@ -54,22 +62,53 @@ class LossTrial:
         except Exception as error:
             if out_of_memory(error):
                 raise
-            raise TrainingLoopError(f"{_UNKNOWN}. Let it take batches of any size.") from None
+            raise TrainingLoopError(f"{UNKNOWN}. Let it take batches of any size.") from None
         self._refuse_crossing(rows, base)
         for run, kept in enumerate(splits(len(rows))):
             self._compare(base, rows, kept, KINDS[(run + 1) % len(KINDS)])
-        drawn = not alike(base, redrawn, range(len(rows)), 1e-3)  # other numbers for other shapes: without them then
+        self._redraw(rows)
+        # Other numbers are drawn for other shapes: without them then.
+        drawn = self._draws.any or not alike(base, redrawn, range(len(rows)), 1e-3)
         with evaluating(self._capture.module) if drawn else nullcontext():
             whole = self._norms(rows) if drawn else base
-            if not alike(whole, self._norms(rows[1:]), range(1, len(rows)), self._coarse, missing=1):
+            decided = not alike(whole, self._norms(rows[1:]), range(1, len(rows)), self._coarse, missing=1)
+            if decided and not (drawn and self._still_drawn(rows, whole)):
                 raise TrainingLoopError(_MIXES)
             if lengths is not None:
                 self._refuse_padding(lengths)
 
-    def _compare(self, base: Norms, rows: Sequence[Row], kept: Sequence[int], first: str) -> None:
+    def _still_drawn(self, rows: Sequence[Row], whole: Norms) -> bool:
+        """Whether random numbers decide the gradients in evaluation mode too, as those of numpy may."""
+        return any(not alike(whole, self._norms(rows, seed), range(len(rows)), 1e-3) for seed in range(1, 6))
+
+    def _redraw(self, rows: Sequence[Row]) -> None:
+        """What happens with some probability only is met by more draws."""
+        kept = [place for place in range(len(rows)) if place % 2]
+        for seed in range(2, 2 + redraws(self._draws, own=bool(self._before.generators))):
+            self._compare(self._norms(rows, seed), rows, kept, "large", seed)
+
+    def refuse_whole(self, count: int) -> None:
+        """Refuse a scalar loss that mixes the rows of a whole batch: half of them are replaced."""
+        kept, others = halves(count, self._trial)
+        base = self._norms([Row(place) for place in range(count)])
+        for kind in ("large", "own"):
+            rows = [Row(kept[0], kind) if place in others else Row(place) for place in range(count)]
+            try:
+                other = self._norms(rows)
+            except PrivacyError:
+                raise
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                continue
+            if not alike(base, other, kept, self._coarse):
+                raise TrainingLoopError(_MIXES)
+            return
+
+    def _compare(self, base: Norms, rows: Sequence[Row], kept: Sequence[int], first: str, seed: int = 0) -> None:
         for kind in dict.fromkeys((first, "own")):
             try:
-                other = self._norms(replaced(rows, kept, kind))
+                other = self._norms(replaced(rows, kept, kind), seed)
             except PrivacyError:
                 raise
             except Exception:  # the model does not take such an example: another one is tried
@@ -100,8 +139,9 @@ class LossTrial:
     def _of(self, leaves: Sequence[Any], count: int, seed: int = 0, factors: Sequence[float] | None = None) -> Norms:
         """Squared norms of the examples' own gradients. With `factors`, nothing where the loss is not per example."""
         try:
-            with seeded(seed), self._capture.aside(), torch.enable_grad():
+            with seeded(seed_of(self._trial, seed)) as draws, self._capture.aside(), torch.enable_grad():
                 value = self._loss(*self._parts.rebuilt(leaves))
+                self.scalar = value.ndim == 0
                 if value.ndim == 0:
                     if factors is not None:
                         return {}
@@ -111,7 +151,10 @@ class LossTrial:
                 else:
                     raise TrainingLoopError(_SHAPE)
                 self._capture.differentiate(total)
-                return measured(self._capture, count)
+                norms = measured(self._capture, count)
+            self._draws.plain |= draws.plain
+            self._draws.tensors |= draws.tensors
+            return norms
         finally:
             self._before.restore()
 

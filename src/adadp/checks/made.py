@@ -84,15 +84,16 @@ def made(leaf: Any, dim: int | None, rows: Sequence[Row], name: str) -> Any:
         ]
     if isinstance(some, np.ndarray):
         return some
-    some = some.clone()
-    for place, kind in enumerate(kinds):
-        row = some.select(dim, place)
-        row.copy_(_of_kind(row, leaf, kind, name))
+    for kind in dict.fromkeys(kinds):
+        if kind != "own":
+            shape = [len(rows) if d == dim else 1 for d in range(some.ndim)]
+            place = torch.tensor([own == kind for own in kinds]).view(shape).to(some.device)
+            some = torch.where(place, _of_kind(some, leaf, kind, name, dim), some)
     return some
 
 
-def _of_kind(row: Tensor, leaf: Any, kind: str, name: str) -> Tensor:
-    """A row turned into a kind; as it is where the kind means nothing for its numbers."""
+def _of_kind(row: Tensor, leaf: Any, kind: str, name: str, dim: int | None = None) -> Tensor:
+    """A row (with `dim`: all rows of a tensor) of a kind; as it is where the kind means nothing for its numbers."""
     seen = leaf.detach() if isinstance(leaf, Tensor) else torch.cat([v.detach().reshape(-1) for v in leaf])
     if kind == "own" or not seen.numel() or row.is_complex():
         return row
@@ -103,7 +104,7 @@ def _of_kind(row: Tensor, leaf: Any, kind: str, name: str) -> Tensor:
             return torch.full_like(row, float("nan"))
         return row * 0 if kind == "zero" else row.nan_to_num(0.0, 0.0, 0.0) + _beyond(seen)
     if kind == "ignored":
-        return _mostly_ignored(row, seen, name)
+        return _mostly_ignored(row, seen, name, dim)
     if kind == "missing":
         return row
     value = seen.min() if kind == "zero" else seen.max()
@@ -114,16 +115,16 @@ def _beyond(seen: Tensor) -> Tensor:
     return 1 + 2 * seen.nan_to_num(0.0, 0.0, 0.0).abs().max()
 
 
-def _mostly_ignored(row: Tensor, seen: Tensor, name: str) -> Tensor:
+def _mostly_ignored(row: Tensor, seen: Tensor, name: str, dim: int | None) -> Tensor:
     """Labels that count in one place alone, for leaves that look like labels."""
-    if row.dtype == torch.bool or not row.ndim or not row.dtype.is_signed:
+    if row.dtype == torch.bool or row.ndim < (1 if dim is None else 2) or not row.dtype.is_signed:
         return row
     present = bool((seen == IGNORED).any())
     if not present and not (name == "labels" and not row.is_cuda):
         return row
-    labels = row.clone()
+    labels = row.clone() if dim is None else row.movedim(dim, 0).clone()
     labels[..., :-1] = IGNORED
-    return labels
+    return labels if dim is None else labels.movedim(0, dim)
 
 
 def differ(leaves: Sequence[Any], others: Sequence[Any], dims: Sequence[int | None], places: Sequence[int]) -> bool:

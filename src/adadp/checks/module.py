@@ -16,6 +16,7 @@ from adadp.checks.compared import Rows, coarse, differs, examples, rows_of
 from adadp.checks.made import KINDS, Row, differ, replaced, splits, unlike
 from adadp.checks.norms import CROSSED, alike, crossed, owner, scales
 from adadp.checks.runs import Result, Runs
+from adadp.checks.seeds import redraws
 from adadp.errors import UnsupportedModuleError
 
 _FEWEST, _MOST = 4, 8
@@ -28,6 +29,8 @@ class ModuleTrial:
         self._runs, self._count, self._dimensions, self._mean = runs, count, dimensions, mean
         self._module = runs.module
         self._coarse = coarse(runs.module)
+        self._redrawn: list[Result] = []  # the same rows with other random numbers
+        self.places: list[Rows | None] = []  # where examples are in each tensor that came out, once it was tried
 
     def conclusive(self) -> bool:
         """Refuse the module if it mixes these examples. False if they are too much alike to tell."""
@@ -36,19 +39,21 @@ class ModuleTrial:
         self._rows, self._all = rows, range(len(rows))
         again = self._runs.observe(rows)
         redrawn, fewer = self._runs.observe(rows, seed=1), self._runs.observe(rows[1:])
+        self._redrawn = [redrawn]
         self._refuse_statistics(buffers)
         self._refuse_memory(whole, again, fewer)
         decided = self._replace(whole, redrawn, fewer)
+        self._redraw(whole, fewer)
         self._refuse_tables(whole, fewer)
-        self._refuse_counting(whole, redrawn, fewer)
-        places = [
+        self._refuse_counting(whole, fewer)
+        self.places = places = [
             rows_of(one, less, len(rows), self._dimensions == (0,))
             for one, less in zip(whole.outputs, fewer.outputs, strict=False)
         ]
         self._refuse_nowhere(places, whole)
         self._refuse_crossing(places)
         if _given_items(self._runs) or any(o.numel() == 1 for o in whole.outputs):
-            self._refuse_shared_scalars(places, random=self._random(whole, redrawn, fewer))
+            self._refuse_shared_scalars(places, random=self._random(whole, fewer))
         return decided
 
     # ---- rows ----------------------------------------------------------------------------------------------------
@@ -83,6 +88,18 @@ class ModuleTrial:
                 changed.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
                 break
         return changed == set(self._all)
+
+    def _redraw(self, whole: Result, fewer: Result) -> None:
+        """What a module does with some probability only is met by more draws."""
+        kept = [place for place in self._all if place % 2]
+        for seed in range(2, 2 + redraws(whole.draws, own=bool(self._runs.before.generators))):
+            base = self._runs.observe(self._rows, seed)
+            try:
+                found = self._runs.observe(replaced(self._rows, kept, "large"), seed)
+            except Exception:  # the model does not take such examples
+                found = self._runs.observe(replaced(self._rows, kept, "own"), seed)
+            self._refuse_mixing(base, found, fewer, kept)
+            self._redrawn.append(base)
 
     # ---- what is refused -----------------------------------------------------------------------------------------
 
@@ -142,19 +159,26 @@ class ModuleTrial:
             for (own, one, _), (twin, other, _), (_, less, _) in inputs
         )
 
-    def _random(self, whole: Result, redrawn: Result, fewer: Result) -> bool:
-        return any(
-            differs(one, twin, examples(one, less), self._all)
-            for _, one, twin, less in _together(whole, redrawn, fewer)
-        )
+    def _random(self, whole: Result, fewer: Result) -> bool:
+        return any(self._drawn(whole, fewer))
 
-    def _refuse_counting(self, whole: Result, redrawn: Result, fewer: Result) -> None:
-        for name, one, twin, less in _together(whole, redrawn, fewer):
+    def _drawn(self, whole: Result, fewer: Result) -> list[bool]:
+        """Of each tensor that came out: whether random numbers decide it. One draw may well come out as another."""
+        found = [False] * len(list(_together(whole, whole, fewer)))
+        for redrawn in self._redrawn:
+            pairs = list(_together(whole, redrawn, fewer))
+            last = len(found) - len(pairs)  # of the outermost module alone, where other modules ran by chance
+            found[:last] = [True] * last
+            for place, (_, one, twin, less) in enumerate(pairs, last):
+                found[place] = found[place] or differs(one, twin, examples(one, less), self._all)
+        return found
+
+    def _refuse_counting(self, whole: Result, fewer: Result) -> None:
+        drawn = self._drawn(whole, fewer)
+        for place, (name, one, _, less) in enumerate(_together(whole, whole, fewer)):
             dim = examples(one, less)
-            if dim is None or torch.equal(one.narrow(dim, 1, less.shape[dim]), less):
-                continue
-            if differs(one, twin, dim, self._all):
-                continue  # it draws random numbers, and draws others for fewer examples
+            if dim is None or drawn[place] or torch.equal(one.narrow(dim, 1, less.shape[dim]), less):
+                continue  # what draws random numbers draws others for fewer examples
             # Other shapes are summed in another order, so this is a coarser comparison.
             rest = one.narrow(dim, 1, less.shape[dim])
             finite = rest[rest.isfinite()].abs() if rest.is_floating_point() else rest.new_zeros(0)

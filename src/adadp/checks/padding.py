@@ -63,7 +63,7 @@ def padded(parts: Parts, dims: Sequence[int | None], real: Parts, made: Recollat
     if not lengths:
         return None
     count = made.rows
-    found = [_matched(leaf, real) for leaf in parts.leaves]
+    found = [matched(leaf, real) for leaf in parts.leaves]
     base: list[Any] = []
     longer: list[list[Any]] = [[], []]
     for leaf, dim, match in zip(parts.leaves, dims, found, strict=True):
@@ -95,7 +95,7 @@ def _padded_lengths(real: Parts, made: Recollated) -> set[int]:
     return lengths | {length - 1 for length in lengths if length > 2}
 
 
-def _matched(leaf: Any, real: Parts) -> tuple[int, Callable[[Tensor], Tensor]] | None:
+def matched(leaf: Any, real: Parts) -> tuple[int, Callable[[Tensor], Tensor]] | None:
     """Which leaf of the batch an argument is, and what was done to it."""
     if not isinstance(leaf, Tensor):
         return None
@@ -111,7 +111,7 @@ def _matched(leaf: Any, real: Parts) -> tuple[int, Callable[[Tensor], Tensor]] |
 
 def is_among(leaf: Tensor, dim: int, real: Parts, dims: Sequence[int | None]) -> bool:
     """Whether an argument is a part of the batch, row by row, whatever the rows' shape and precision."""
-    if _matched(leaf, real) is not None:
+    if matched(leaf, real) is not None:
         return True
     rows = leaf.detach().movedim(dim, 0).flatten(1) if leaf.ndim > 1 else leaf.detach().unsqueeze(1)
     for other, own in zip(real.leaves, dims, strict=True):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-_FIRST = (0, 1)
+_FIRST = (0, 1, 10)
 _LATER = 100  # then ten times as late each time
 
 
-def stage(lot: int) -> int:
-    """How many trials are due by this lot: at lots 0, 1, 100, 1000, 10000 and so on."""
+def stage(lot: int, planned: int | None = None) -> int:
+    """How many trials are due by this lot: at lots 0, 1, 10, 100, 1000 and so on, and at the last of `planned` ones."""
     passed = sum(lot >= first for first in _FIRST)
     later = _LATER
     while lot >= later:
         passed, later = passed + 1, later * 10
-    return passed
+    return passed + (planned is not None and lot >= max(planned - 1, 1) and not _scheduled(planned - 1))
+
+
+def _scheduled(lot: int) -> bool:
+    """Whether a trial falls on this lot, however many are planned."""
+    return lot in _FIRST or (lot >= _LATER and str(lot).strip("0") == "1")

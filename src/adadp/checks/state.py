@@ -28,7 +28,7 @@ class State:
         self._undo: list[Callable[[], None]] = []
         self.values: dict[str, Any] = {}  # by module's name and path inside it; tensors are copies
         self._seen: set[int] = set()
-        self._generators: list[Any] = []
+        self.generators: list[Any] = []
         for name, part in module.named_modules():
             own = {key: value for key, value in part.__dict__.items() if key not in _NOT_OURS}
             self._undo.append(_put_back(part.__dict__, own))
@@ -42,7 +42,7 @@ class State:
 
     def reseed(self, seed: int) -> None:
         """Let generators that modules have of their own draw other numbers, until `restore`."""
-        for generator in self._generators:
+        for generator in self.generators:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)
             elif isinstance(generator, np.random.Generator):
@@ -74,7 +74,7 @@ class State:
             self._undo.append(lambda: np.copyto(value, copied) if value.shape == copied.shape else None)
         elif isinstance(value, torch.Generator | np.random.RandomState | np.random.Generator | random.Random):
             self._undo.append(_rewind(value))
-            self._generators.append(value)
+            self.generators.append(value)
         elif isinstance(value, list | deque | set) and len(value) < _MANY:
             self._undo.append(_refill(value))
             for place, entry in enumerate(value):

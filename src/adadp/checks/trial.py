@@ -16,26 +16,31 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
+from adadp.checks.attempts import Attempts
 from adadp.checks.collate import CollateTrial, Recollated
-from adadp.checks.compared import coarse, padded_alike, rows_in
 from adadp.checks.criterion import WatchedCriterion, watch_criterion
 from adadp.checks.dataset import unseen
 from adadp.checks.handed_on import HandedOn
 from adadp.checks.items import fetched
 from adadp.checks.known import recognised
-from adadp.checks.loss import LossTrial, refuse_crossing_rows
-from adadp.checks.module import ModuleTrial
-from adadp.checks.padding import REACHES, UNTRIED, Padded, Unmatched, evaluating, is_among, padded
+from adadp.checks.lengths import refuse_padding
+from adadp.checks.loss import refuse_crossing_rows
+from adadp.checks.padding import UNTRIED, Padded, Unmatched, is_among, padded
+from adadp.checks.public import public_of
 from adadp.checks.rows import Parts, dimension, take_apart
 from adadp.checks.runs import Runs
 from adadp.checks.schedule import stage
-from adadp.checks.seeds import seeded
+from adadp.checks.seeds import generators_kept, seeded
 from adadp.checks.state import State
+from adadp.checks.texts import ATTRIBUTES, HANDED_ON, INPUTS, LOSSES, NO_BATCH, NO_ROWS, UNKNOWN, UNRUN
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture.tap import backward_pass
 from adadp.gradients.rounding import full_precision
 from adadp.out_of_memory import out_of_memory
+
+#: What models raise where they do not take what they are given. (Errors of privacy are none of these.)
+_NOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
 
 
 class Part(Protocol):
@@ -62,11 +67,18 @@ class Trial:
         dataset: Any = None,
         collate: Callable[..., Any] | None = None,
         loss_reduction: str = "mean",
+        steps: int | None = None,
+        largest: int | None = None,
+        public_examples: Any = None,
     ) -> None:
         self._capture = capture
         self._dimensions = (0,) if batch_first else (1, 0)
         self._dataset, self._collate = dataset, collate
         self._mean = loss_reduction == "mean"
+        self._planned, self._largest = steps, largest
+        self._public = public_of(public_examples, default_collate if collate is None else collate)
+        self.postponed = False  # whether a trial that is due waits until the step is recorded (`before_recording`)
+        self._covered: int | None = None  # the lot on which modules were tried together with the loss
         self.untried: dict[str, str] = {}
         self.on_refusal: Callable[[str], None] = lambda text: None  # a refusal takes the run's number away
         self.undecided: set[int] = set()  # modules whose examples were too much alike so far
@@ -101,7 +113,16 @@ class Trial:
         """Whether something is tried on this lot: by the schedule, or in a mode that was not tried yet."""
         modes = self._modes()
         passed = [reached for (_, mode, _), reached in self._stages.items() if mode == modes]
-        return max(passed, default=0) < stage(lot) or bool(self.undecided)
+        return max(passed, default=0) < self._stage(lot) or bool(self.undecided)
+
+    def passed_once(self) -> bool:
+        """Whether something passed in the mode that the modules are in, and nothing is undecided."""
+        modes = self._modes()
+        passed = any(mode == modes and reached > 0 for (_, mode, _), reached in self._stages.items())
+        return passed and not self.undecided
+
+    def _stage(self, lot: int) -> int:
+        return stage(lot, self._planned)
 
     def _modes(self) -> tuple[bool, ...]:
         return tuple([bool(entries.get(name)) for entries, name in self._switches])
@@ -112,9 +133,12 @@ class Trial:
         """Try `module`, if that is due, on a few rows of what it is about to be called with."""
         self._raise_again(id(module))
         if self._handed_on.from_another(args, kwargs, _place(part)):
-            raise self._remembered(id(module), TrainingLoopError(_HANDED_ON.format(self._capture.module_name(module))))
-        key = id(module), self._modes(), min(_place(part)[1], 1)
-        if self._stages.get(key, 0) >= stage(part.lot):
+            raise self._remembered(id(module), TrainingLoopError(HANDED_ON.format(self._capture.module_name(module))))
+        key = self._key(module, part)
+        self._note_attributes(part)
+        if self._covered == part.lot and part.count > 1 and id(module) not in self.undecided:
+            self._stages[key], self._tried_for = self._stage(part.lot), part
+        if self.postponed or self._stages.get(key, 0) >= self._stage(part.lot):
             if self._tried_for is part:  # a further call for a batch on which the module was tried
                 parts = take_apart((args, kwargs), part.count)
                 dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
@@ -132,16 +156,15 @@ class Trial:
         if part.count < 2:  # one example has nothing to mix with
             return
         self._same_inputs, self._tried_for = False, part
-        self._note_attributes(part)
         try:
-            with full_precision():  # with fewer bits, another number of examples may well be another result
+            with full_precision(), generators_kept():  # with fewer bits, another number of examples may well be another result
                 conclusive = self._read_and_try(module, parts, dims, part)
                 self._refuse_padding(module, parts, dims, part)
             self._note_inputs(parts, dims, part)
         except PrivacyError as error:
             raise self._remembered(id(module), error) from error.__cause__
         if conclusive:
-            self._stages[key] = stage(part.lot)
+            self._stages[key] = self._stage(part.lot)
             self.undecided.discard(id(module))
         else:
             self.undecided.add(id(module))
@@ -149,36 +172,10 @@ class Trial:
     def _refuse_padding(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> None:
         """Refuse the module where an example's result changes with how long the others are."""
         given = self._padded(parts, dims, part)
-        if given is None:
-            return
-        runs = Runs(self._capture, module, parts, dims)
-        with evaluating(module):
-            try:
-                base = runs.observe_leaves(given.base).outputs
-                redrawn = runs.observe_leaves(given.base, seed=1).outputs
-                longer = [runs.observe_leaves(leaves).outputs for leaves in given.longer]
-            except PrivacyError:
-                raise
-            except Exception:
+        if given is not None:
+            runs = Runs(self._capture, module, parts, dims)
+            if not refuse_padding(runs, given, self._dimensions):
                 self.untried["padding"] = UNTRIED
-                return
-        if not self._agree(base, redrawn, given, range(given.count), module):
-            self.untried["padding"] = UNTRIED  # it draws random numbers, and draws others for other lengths
-        elif not any(self._agree(base, other, given, given.kept, module) for other in longer):
-            raise UnsupportedModuleError(REACHES.format(self._capture.module_name(module)))
-
-    def _agree(
-        self, base: list[Tensor], other: list[Tensor], given: Padded, kept: Sequence[int], module: nn.Module
-    ) -> bool:
-        first, halves = self._dimensions == (0,), coarse(module)
-        relative = 1e-4 if halves <= 1e-2 else halves / 4  # what other shapes do by rounding: 1e-5 in float32
-        for one, two in zip(base, other, strict=False):
-            place = rows_in(one, two, given.count, first)
-            if place is not None:
-                one, two = place[0].unfolded(one), place[1].unfolded(two)
-                if not all(padded_alike(one[row], two[row], relative, 1e-7) for row in kept):
-                    return False
-        return True
 
     def _note_inputs(self, parts: Parts, dims: Sequence[int | None], part: Part) -> None:
         """Say so where the loop makes something of a batch that cannot be tried before it gives it to the model."""
@@ -191,26 +188,26 @@ class Trial:
             if dim is None:
                 self._note_constant(leaf, name, part)
             elif isinstance(leaf, Tensor) and not self._handed_on.knows(leaf) and not is_among(leaf, dim, real, own):
-                self.untried["inputs"] = _INPUTS
+                self.untried["inputs"] = INPUTS
         rows = [leaf for leaf, dim in zip(parts.leaves, dims, strict=True) if dim is not None]
         self._same_inputs = all(isinstance(leaf, Tensor) and _address(leaf) in memory for leaf in rows)
 
     def _note_attributes(self, part: Part) -> None:
         """Say so where the loop has put other tensors into the module's attributes since the first lot."""
-        before, self._attributes = self._attributes, None
+        before, self._attributes = self._attributes, None if part.lot else self._attributes
         if before is not None and part.lot == 1:
             now = State(self._capture.module)
             for path in before.values.keys() | now.values.keys():
                 one, other = before.values.get(path), now.values.get(path)
                 tensors = [value for value in (one, other) if isinstance(value, Tensor)]  # numbers may count epochs
                 if tensors and not (len(tensors) == 2 and _same_values(*tensors)):
-                    self.untried["attributes"] = _ATTRIBUTES
+                    self.untried["attributes"] = ATTRIBUTES
 
     def _note_constant(self, leaf: Any, name: str, part: Part) -> None:
         """What holds no rows may hold something of all of them: it must be the same for every lot."""
         rows_elsewhere = isinstance(leaf, Tensor) and leaf.is_floating_point() and part.count in leaf.shape
         if rows_elsewhere and not self._handed_on.knows(leaf):
-            self.untried["inputs"] = _INPUTS
+            self.untried["inputs"] = INPUTS
         if isinstance(leaf, Tensor):
             value: Any = leaf.detach().cpu() if leaf.is_floating_point() and leaf.numel() < 10**6 else None
         else:
@@ -218,11 +215,11 @@ class Trial:
         if value is None:
             return
         if part.lot > 0 and name not in self._constants:  # there was none for the first lot: it came of something
-            self.untried["inputs"] = _INPUTS
+            self.untried["inputs"] = INPUTS
         known = self._constants.setdefault(name, value)
         same = torch.equal(known, value) if isinstance(known, Tensor) and isinstance(value, Tensor) else known == value
         if not same:
-            self.untried["inputs"] = _INPUTS
+            self.untried["inputs"] = INPUTS
 
     def _glance(self, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
         """Between trials: where the model was given the batch's own tensors, it still is."""
@@ -232,7 +229,7 @@ class Trial:
         for given in (*args, *kwargs.values()):
             rows = isinstance(given, Tensor) and dimension(given, part.count, self._dimensions) is not None
             if memory and rows and _address(given) not in memory and not self._handed_on.knows(given):
-                self.untried["inputs"] = _INPUTS
+                self.untried["inputs"] = INPUTS
 
     def after_call(self, output: Any, part: Part) -> None:
         """Remember what an outermost call returned: it must not come back with a later lot."""
@@ -259,12 +256,19 @@ class Trial:
         """Another microbatch is out, or this one was stepped on: what was returned for it is no longer of interest."""
         self._outputs = []
 
+    def _attempts(self, part: Part) -> Attempts:
+        return Attempts(self._capture, self._dimensions, self._mean, self._stage(part.lot), self._largest)
+
     def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
         """Try the module as its arguments may be read: a length may be the number of examples by chance."""
+        attempts = self._attempts(part)
+        public = self._public_arguments(parts, dims, part)
+        if public is not None and self._public is not None:
+            with suppress(*_NOT_RUN):  # private rows serve where public ones cannot be run
+                return attempts.of_module(module, public, dims, self._public.count, schema_first=False)
 
         def attempt(read: Sequence[int | None]) -> bool:
-            runs = Runs(self._capture, module, parts, read)
-            return ModuleTrial(runs, part.count, self._dimensions, self._mean).conclusive()
+            return attempts.of_module(module, parts, read, part.count, schema_first=self._public is None)
 
         try:
             return attempt(dims)
@@ -283,11 +287,13 @@ class Trial:
             for read in self._other_readings(parts, dims, part.count):
                 with suppress(RuntimeError, ValueError, IndexError, TypeError):
                     return attempt(read)
-            raise UnsupportedModuleError(
-                f"{self._capture.module_name(module)} cannot be tried out on a few examples of a batch "
-                f"({type(error).__name__}), so it is not known whether it keeps them apart. Let it take batches of any "
-                "size."
-            ) from None
+            raise UnsupportedModuleError(UNRUN.format(self._capture.module_name(module))) from None
+
+    def _public_arguments(self, parts: Parts, dims: Sequence[int | None], part: Part) -> Parts | None:
+        """What public examples make of these arguments, where the user gave some."""
+        if self._public is None:
+            return None
+        return self._public.arguments(parts, dims, take_apart(part.batch, part.count))
 
     def _other_readings(self, parts: Parts, dims: Sequence[int | None], count: int) -> list[list[int | None]]:
         """Hidden states are [layers, n, ...] whatever comes first elsewhere; a mask of [T, T] is the same for all."""
@@ -307,8 +313,8 @@ class Trial:
     def _unseen(self, module: nn.Module, parts: Parts) -> str:
         name = self._capture.module_name(module)
         if parts.unknown:
-            return _UNKNOWN.format(name, ", ".join(parts.unknown))
-        return _NO_ROWS.format(name)
+            return UNKNOWN.format(name, ", ".join(parts.unknown))
+        return NO_ROWS.format(name)
 
     # ---- collate -------------------------------------------------------------------------------------------------
 
@@ -329,12 +335,13 @@ class Trial:
             raise ConfigurationError(self._collate_refused)
         if self._collate is None or self._collate is default_collate or self._dataset is None or len(part.indices) < 2:
             return None
-        if self._collated is None or self._collated[0] < stage(part.lot):
+        if self._collated is None or self._collated[0] < self._stage(part.lot):
             try:
                 with seeded(0):
-                    items = fetched(self._dataset, list(part.indices)[:5])
+                    known = None if self._public is None else self._public.items[:5]
+                    items = fetched(self._dataset, list(part.indices)[:5]) if known is None else known
                 trial = CollateTrial(self._collate, items, self._dimensions)
-                self._collated = stage(part.lot), trial.recollated()
+                self._collated = self._stage(part.lot), trial.recollated()
             except ConfigurationError as error:
                 self._collate_refused = str(error)
                 raise
@@ -345,7 +352,7 @@ class Trial:
 
     def loss_due(self, loss: object, part: Part) -> bool:
         """Whether a loss (for losses [n] of the loop: the trial itself) is to be tried on this part."""
-        return part.count > 1 and self._stages.get(self._key(loss, part), 0) < stage(part.lot)
+        return part.count > 1 and self._stages.get(self._key(loss, part), 0) < self._stage(part.lot)
 
     def _key(self, tried: object, part: Part) -> tuple[int, tuple[bool, ...], int]:
         """What is tried, in which mode, and whether it comes after another part of its lot."""
@@ -358,41 +365,68 @@ class Trial:
         self._raise_again(key[0])
         if not self.loss_due(loss, part):
             return
-        parts = take_apart(batch, part.count)
-        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
         try:
-            if parts.unknown or all(dim is None for dim in dims):
-                raise TrainingLoopError(_NO_BATCH)
-            with full_precision():
-                LossTrial(self._capture, loss, parts, dims, self._mean).refuse(
-                    part.count, self._padded(parts, dims, part)
-                )
-            self._note_inputs(parts, dims, part)
+            with full_precision(), generators_kept():
+                covered = self._try_loss(loss, batch, part)
         except PrivacyError as error:
             raise self._remembered(key[0], error) from error.__cause__
-        self._stages[key] = stage(part.lot)
+        self._stages[key] = self._stage(part.lot)
+        self._covered = part.lot if covered else None
+
+    def _try_loss(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> bool:
+        """Refuse a loss that mixes examples. Whether the modules that it calls were tried with it."""
+        parts = take_apart(batch, part.count)
+        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+        if parts.unknown or all(dim is None for dim in dims):
+            raise TrainingLoopError(NO_BATCH)
+        lengths, attempts = self._padded(parts, dims, part), self._attempts(part)
+        self._note_inputs(parts, dims, part)
+        public = self._public_arguments(parts, dims, part)
+        if public is not None and self._public is not None:
+            with suppress(*_NOT_RUN):
+                return attempts.of_loss(loss, public, dims, self._public.count, lengths, schema_first=False)
+        return attempts.of_loss(loss, parts, dims, part.count, lengths, schema_first=self._public is None)
+
+    def before_recording(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
+        """Try once more what is about to be recorded, on all rows of the batch: Python does not run after that."""
+        self.postponed = False
+        parts = take_apart(batch, part.count)
+        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
+        if part.count < 2 or all(dim is None for dim in dims):
+            return  # nothing to mix, or nothing that could be recorded
+        public = self._public_arguments(parts, dims, part)
+        count = part.count if public is None or self._public is None else self._public.count
+        try:
+            with full_precision(), generators_kept():
+                self._attempts(part).recorded(loss, parts if public is None else public, dims, count)
+        except PrivacyError as error:
+            raise self._remembered(id(loss), error) from error.__cause__
+        modes = self._modes()
+        for key in self._stages:
+            if key[1] == modes:
+                self._stages[key] = max(self._stages[key], self._stage(part.lot))
 
     def of_rows(self, losses: Tensor, part: Part) -> None:
         """Try losses [n] of a pass that has run: the gradient of each may reach its own example alone."""
         key = self._key(self, part)
         self._raise_again(key[0])
         if self._capture.recorded:  # a second backward pass of this batch, which is not tried
-            self.untried["loss"] = _LOSSES
+            self.untried["loss"] = LOSSES
             return
         if not self.loss_due(self, part):
             return
         if losses.shape != (part.count,):
             raise TrainingLoopError("backward needs a loss for each example of the batch: a tensor of shape [n]")
         try:
-            with full_precision():
+            with full_precision(), generators_kept():
                 refuse_crossing_rows(self._capture, losses)
         except PrivacyError as error:
             raise self._remembered(key[0], error) from error.__cause__
-        self._stages[key] = stage(part.lot)
+        self._stages[key] = self._stage(part.lot)
         outputs, self._outputs = self._outputs, []
         leaves = [leaf for leaf in take_apart(part.batch, part.count).leaves if isinstance(leaf, Tensor)]
         if not recognised(losses, outputs, leaves):
-            self.untried["loss"] = _LOSSES
+            self.untried["loss"] = LOSSES
 
     def of_criterion(self, criterion: Callable[..., Tensor]) -> WatchedCriterion:
         """Try a criterion on made-up outputs, and on the shapes of its calls if it is a module."""
@@ -433,34 +467,3 @@ def _address(tensor: Tensor) -> tuple[int, int]:
 
 def _memory(leaves: Sequence[Any]) -> set[tuple[int, int]]:
     return {_address(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
-
-
-_ATTRIBUTES = (
-    "the loop puts tensors into the module between its calls: that they are not made of examples cannot be seen. What "
-    "the module computes in its calls can be tried"
-)
-_LOSSES = (
-    "each example's loss is computed by the loop in a way that is not known: that row i is not divided or weighted by "
-    "something of the other examples (a count, a length, a maximum) cannot be seen. A TrainingStep, which is given the "
-    "loss as a function, can try it; the functions of adadp.losses on the model's outputs are known"
-)
-_INPUTS = (
-    "the loop changes a batch before it gives it to the model: that it does so row by row, without the other examples, "
-    "cannot be seen. In the dataset, the collate function or the module it can be tried"
-)
-_NO_BATCH = (
-    "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step "
-    "with all of the batch, as tensors, or lists, tuples, dicts or dataclasses of tensors"
-)
-_HANDED_ON = (
-    "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of "
-    "that lot reach this one without noise. Begin each batch with a fresh state."
-)
-_UNKNOWN = (
-    "{} was given a {}, which cannot be taken apart into examples, so it is not known whether the model keeps them "
-    "apart. Give it tensors, or lists, tuples, dicts or dataclasses of tensors."
-)
-_NO_ROWS = (
-    "{} was given no tensor with a row for each example of the batch, so it is not known whether it keeps them apart. "
-    "Keep examples in the first dimension (batch_first=False for [T, N, ...]) from the loader to the loss."
-)

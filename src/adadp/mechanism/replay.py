@@ -32,6 +32,8 @@ from adadp.shapes.spectrum import Spectrum
 
 #: Ordinary steps before the first recording: libraries choose their ways and kernels are compiled in them.
 WARM_UP = 2
+#: Lots within which a first recording is waited for, once a step was tried: what is recorded is tried then.
+_SOON = 8
 #: The first lot of the schedule of trials (`adadp.checks.schedule`) that is tried though steps are replayed.
 FIRST_BESIDE_REPLAYS = 1000
 
@@ -65,7 +67,9 @@ class TrainingStep:
         lots, loader, whole = optimizer._loader.lots, optimizer._loader, optimizer._current()
         lots.refuse_other_batches(tree_leaves(batch))
         # What a recording does is fixed: Python, which could change it, does not run. So it is tried less often.
-        self._tries = optimizer._trial.due(whole.lot) and (self._recording is None or whole.lot >= FIRST_BESIDE_REPLAYS)
+        due = optimizer._trial.due(whole.lot) and (self._recording is None or whole.lot >= FIRST_BESIDE_REPLAYS)
+        optimizer._trial.postponed = due and self._records_soon(whole)
+        self._tries = due and not optimizer._trial.postponed
         if self._tries:
             with advising(whole.count, lambda size: self._fits(batch, whole.count, size)):
                 optimizer._trial.of_loss(self.loss, batch, whole)
@@ -103,6 +107,12 @@ class TrainingStep:
             self._ordinary += 1
         elif outdated or self._recording is None:  # what a refresh leaves is completed by the first lot that uses it
             self._ordinary = min(self._ordinary, WARM_UP - 1)
+
+    def _records_soon(self, whole: Microbatch) -> bool:
+        """Whether this step was tried and is recorded now or in a few lots: what is recorded is tried then."""
+        if self.why_not is not None or not self.optimizer._trial.passed_once() or whole.lot >= FIRST_BESIDE_REPLAYS:
+            return False
+        return 0 < whole.lot < _SOON or (self._recording is None and self._replayable(whole))
 
     def _outdated(self) -> bool:
         """Whether the recording works on what the clipping no longer keeps, nor can take over; it is then dropped."""
@@ -189,6 +199,8 @@ class TrainingStep:
         optimizer.step_with(self._recording.gradients)
 
     def _record(self, signature: Any, microbatch: Microbatch, batch: tuple[Any, ...]) -> _Recording | None:
+        with advising(microbatch.count, lambda size: self._fits(batch, microbatch.count, size)):
+            self.optimizer._trial.before_recording(self.loss, batch, microbatch)
         try:
             if self._keeper is None:
                 self._keeper = _keeper()

@@ -1,0 +1,295 @@
+"""The short trial: whether a module, or a loss with all that it calls, plainly keeps examples apart.
+
+A few rows go through as they are, with half of them replaced, and with one of them left out, and gradients go back with
+another factor for each example. All results stay on their device until the end and are compared there; the host reads
+one table of numbers. Where anything is not as plain as it should be, and where a model draws random numbers or keeps
+something between calls, `passes` is False: the long trial (`adadp.checks.module`, `adadp.checks.loss`) decides then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adadp.checks.compared import Rows, coarse, examples, rows_of
+from adadp.checks.made import Row, replaced, splits, unlike
+from adadp.checks.norms import scales
+from adadp.checks.runs import LossRuns, Runs
+from adadp.checks.seeds import generators_kept, on_a_gpu, seed_of, seeded
+from adadp.checks.state import State
+from adadp.gradients import Capture
+from adadp.gradients.arithmetic import exact_arithmetic
+from adadp.gradients.capture import Observed
+
+_NUMBERS = (4, 3, 5, 6, 7, 8)  # of rows
+#: What takes the place of examples, one kind for each split of four rows.
+_FOR_MODULES = ("zero", "large", "own", "ignored")
+_FOR_LOSSES = ("zero", "large", "missing", "ignored")
+_WITH_GRADIENTS = 1  # the split that gradients are taken of
+
+
+class _Unclear(Exception):  # noqa: N818 - no error: the long trial decides
+    """Something is not plain."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    seen: Observed
+    outputs: list[Tensor]
+    names: tuple[str, ...] = ()  # of the parameters that gradients came to
+    norms: Tensor | None = None  # their squared norms, [parameters, n], on their device
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that came out anywhere, in order."""
+        return [*(leaf for _, leaves in self.seen.outputs for leaf in leaves), *self.outputs]
+
+
+class Screen:
+    """One short trial. `places` says afterwards where examples are in what came out."""
+
+    def __init__(self, runs: Runs, count: int, dimensions: Sequence[int]) -> None:
+        self._runs, self._count, self._dimensions = runs, count, dimensions
+        self._of_loss = isinstance(runs, LossRuns)
+        self._weights: list[Tensor] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self.places: list[Rows | None] = []
+
+    def passes(self) -> bool:
+        """Whether all is plain. Whatever is raised is left to the long trial."""
+        runs = self._runs
+        for leaf, dim in zip(runs.parts.leaves, runs.dims, strict=True):
+            if dim is not None and (not isinstance(leaf, Tensor) or leaf.requires_grad or leaf.is_complex()):
+                return False
+        buffers = [(buffer, buffer._version) for buffer in runs.module.buffers()]
+        try:
+            with generators_kept():
+                self._run()
+        except Exception:
+            return False
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            runs.before.restore()
+        after = list(runs.module.buffers())
+        return len(after) == len(buffers) and all(
+            one is other and one._version == version for one, (other, version) in zip(after, buffers, strict=True)
+        )
+
+    # ---- the passes ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        base, rows = self._base()
+        count = len(rows)
+        fewer = self._pass(self._runs.leaves(rows[1:]), [1.0] * (count - 1))
+        self._refuse_shapes(base, fewer, count)
+        own = self._runs.leaves(rows)
+        kinds = _FOR_LOSSES if self._of_loss else _FOR_MODULES
+        factors = scales(count)
+        kept, given, found = list(splits(count)), [], []
+        for run, stay in enumerate(kept):
+            given.append(self._runs.leaves(replaced(rows, stay, kinds[run % len(kinds)])))
+            found.append(self._pass(given[-1], factors if run == _WITH_GRADIENTS else None))
+        replacing, leaving_out = self._between(base, found, kept), self._without_the_first(base, fewer)
+        exact, differences = len(replacing), [*replacing, *leaving_out]
+        changed = self._changed(own, given, kept)
+        gradients = self._gradients(base, found[_WITH_GRADIENTS], fewer)
+        table = torch.cat([_together(differences), changed, *gradients]).tolist()  # here the host waits, once
+        self._decide(table, len(differences), exact, count, kept[_WITH_GRADIENTS], factors, base)
+
+    def _base(self) -> tuple[_Pass, list[Row]]:
+        """Rows so many that no layer is given a length that is their number by chance, and what comes of them."""
+        leaves, dims = self._runs.parts.leaves, self._runs.dims
+        for number in _NUMBERS:
+            rows = [Row(index) for index in unlike(leaves, dims, self._count, number)]
+            base = self._pass(self._runs.leaves(rows), [1.0] * number, first=True)
+            alike = any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in base.seen.inputs)
+            if self._dimensions == (0,) or not alike:  # examples come first, whatever comes second
+                return base, rows
+        raise _Unclear
+
+    def _pass(self, leaves: Sequence[Any], factors: Sequence[float] | None, first: bool = False) -> _Pass:
+        """A run with the same random numbers; with `factors` gradients are taken, each example's times its own."""
+        runs, capture = self._runs, self._runs.capture
+        before = runs.before
+        with seeded(seed_of(runs.trial, 0)) as draws, capture.aside(), torch.enable_grad():
+            with capture.observing() as seen:
+                outputs = runs.call(leaves)
+            result = _Pass(seen, [leaf.detach() for leaf in outputs])
+            if factors is not None:
+                capture.differentiate(self._total(outputs, factors))
+                result = _Pass(seen, result.outputs, *self._measured(len(factors)))
+        if draws.any or (first and (before.generators or State(runs.module).changed_from(before) is not None)):
+            raise _Unclear
+        before.restore()
+        return result
+
+    def _measured(self, count: int) -> tuple[tuple[str, ...], Tensor]:
+        """Names of the parameters that gradients came to, and the squared norms."""
+        if self._of_loss:
+            return _measured(self._runs.capture, count)
+        # By another thread: torch.func does not work where hooks on saved tensors are on, as around a module's call.
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1)
+        stream = torch.cuda.current_stream() if on_a_gpu() else None
+        return self._thread.submit(_measured_there, self._runs.capture, count, stream).result()
+
+    def _total(self, outputs: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+        """What gradients start from. Outputs of a module get random weights, the same in each pass."""
+        count = len(factors)
+        total: Tensor | None = None
+        for place, leaf in enumerate(outputs):
+            if self._of_loss and leaf.shape != (count,):
+                raise _Unclear
+            dims = [d for d in self._dimensions if leaf.ndim > d and leaf.shape[d] == count]
+            if not leaf.requires_grad or not leaf.is_floating_point() or len(dims) != 1:
+                raise _Unclear
+            scale = leaf.new_tensor(factors).view([count if d == dims[0] else 1 for d in range(leaf.ndim)])
+            if not self._of_loss:
+                if place == len(self._weights):
+                    generator = torch.Generator().manual_seed(place)
+                    shape = [size for d, size in enumerate(leaf.shape) if d != dims[0]]
+                    self._weights.append(torch.randn(shape, generator=generator).to(leaf.device))
+                scale = scale * self._weights[place].unsqueeze(dims[0])
+            term = (leaf.float() * scale).sum()
+            total = term if total is None else total + term
+        if total is None:
+            raise _Unclear
+        return total
+
+    # ---- what is compared ----------------------------------------------------------------------------------------
+
+    def _refuse_shapes(self, base: _Pass, fewer: _Pass, count: int) -> None:
+        """Every layer must see one row less, and all that comes out must have a row for each example."""
+        for (_, one, _), (_, less, _) in zip(base.seen.inputs, fewer.seen.inputs, strict=True):
+            if not any(
+                one.ndim > d and less.ndim > d and one.shape[d] == count and less.shape[d] == count - 1
+                for d in self._dimensions
+            ):
+                raise _Unclear
+        first = self._dimensions == (0,)
+        self.places = [rows_of(one, less, count, first) for one, less in zip(base.outputs, fewer.outputs, strict=True)]
+        self._dims = [examples(one, less) for one, less in zip(base.tensors(), fewer.tensors(), strict=True)]
+        _, kwargs = self._runs.parts.rebuilt(self._runs.parts.leaves) if not self._of_loss else ((), {})
+        if None in self.places or kwargs.get("num_items_in_batch") is not None:
+            raise _Unclear
+
+    def _between(self, base: _Pass, found: Sequence[_Pass], kept: Sequence[Sequence[int]]) -> list[Tensor]:
+        """For each split and each tensor that comes out anywhere: the largest change among the kept examples."""
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        for other, stay in zip(found, kept, strict=True):
+            if [name for name, _ in other.seen.outputs] != [name for name, _ in base.seen.outputs]:
+                raise _Unclear
+            for one, two, dim in zip(base.tensors(), other.tensors(), self._dims, strict=True):
+                if one.shape != two.shape:
+                    raise _Unclear
+                if dim is not None and one.numel():
+                    ours.append(_some(one, dim, stay))
+                    theirs.append(_some(two, dim, stay))
+        return largest(ours, theirs)
+
+    def _without_the_first(self, base: _Pass, fewer: _Pass) -> list[Tensor]:
+        """The same where the first example was left out."""
+        tensors = zip(base.tensors(), fewer.tensors(), self._dims, strict=True)
+        pairs = [(one.narrow(d, 1, less.shape[d]), less) for one, less, d in tensors if d is not None and less.numel()]
+        return largest([one for one, _ in pairs], [less for _, less in pairs])
+
+    def _changed(self, own: Sequence[Any], given: Sequence[Sequence[Any]], kept: Sequence[Sequence[int]]) -> Tensor:
+        """For each example, whether some split put something else in its place, [n], as 0 or 1."""
+        found: Tensor | None = None
+        for place, (leaf, dim) in enumerate(zip(own, self._runs.dims, strict=True)):
+            if dim is not None:
+                others = torch.stack([leaves[place] for leaves in given]).movedim(dim + 1, 1)
+                changed = (others != leaf.movedim(dim, 0)).flatten(2).any(2) if leaf.ndim > 1 else others != leaf
+                found = changed.any(0) if found is None else found | changed.any(0).to(found.device)
+        if found is None:
+            raise _Unclear
+        return found.to(_device(self._runs), torch.float64)
+
+    def _gradients(self, *passes: _Pass) -> list[Tensor]:
+        if any(one.norms is None or one.names != passes[0].names for one in passes):
+            raise _Unclear
+        return [one.norms.flatten().to(_device(self._runs)) for one in passes if one.norms is not None]
+
+    def _decide(
+        self,
+        table: Sequence[float],
+        differences: int,
+        exact: int,
+        count: int,
+        stay: Sequence[int],
+        factors: Sequence[float],
+        base: _Pass,
+    ) -> None:
+        """Raise where a number of the table is not what it must be. (What is not a number never is.)"""
+        if not all(value == 0 for value in table[:exact]):
+            raise _Unclear
+        if not all(value <= 1e-4 for value in table[exact:differences]):  # other shapes are summed in another order
+            raise _Unclear
+        rest = torch.tensor(table[differences:], dtype=torch.float64)
+        changed, rest, wide = rest[:count], rest[count:], len(base.names)
+        plain, scaled = rest[: 2 * wide * count].view(2, wide, count)
+        fewer = rest[2 * wide * count :].view(wide, count - 1)
+        least = 1e-10 * float(plain.max()) if wide else 0.0
+        squared = torch.tensor(factors, dtype=torch.float64) ** 2
+        wanted = (plain * squared)[:, list(stay)]
+        far = (scaled[:, list(stay)] - wanted).abs() > 1e-2 * wanted + least * squared.clamp_min(1.0)[list(stay)]
+        relative = coarse(self._runs.module)
+        away = (plain[:, 1:] - fewer).abs() > 2 * relative * plain[:, 1:] + least
+        if not (bool(changed.all()) and bool(plain.isfinite().all()) and bool(fewer.isfinite().all())):
+            raise _Unclear
+        if bool(far.any()) or not bool(scaled[:, list(stay)].isfinite().all()) or bool(away.any()):
+            raise _Unclear
+
+
+def _measured_there(capture: Capture, count: int, stream: Any) -> tuple[tuple[str, ...], Tensor]:
+    with torch.cuda.stream(stream):  # the current one and its device are a thread's
+        return _measured(capture, count)
+
+
+def _measured(capture: Capture, count: int) -> tuple[tuple[str, ...], Tensor]:
+    """Names of the parameters that gradients came to and squared norms [parameters, n] in double precision."""
+    forms = capture.look()
+    if not forms or any(form.count != count for form in forms.values()):
+        raise _Unclear
+    with torch.no_grad(), exact_arithmetic():
+        return tuple(forms), torch.stack([form.squared_norms() for form in forms.values()]).double()
+
+
+def _some(tensor: Tensor, dim: int, rows: Sequence[int]) -> Tensor:
+    """Some rows: a view where they are evenly apart."""
+    step = rows[1] - rows[0] if len(rows) > 1 else 1
+    if list(rows) == list(range(rows[0], rows[-1] + 1, step)):
+        return tensor[(*[slice(None)] * dim, slice(rows[0], rows[-1] + 1, step))]
+    return tensor.index_select(dim, torch.tensor(list(rows), device=tensor.device))
+
+
+def largest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[Tensor]:
+    """The largest difference of each two tensors, as a scalar."""
+    whole = [place for place, one in enumerate(ours) if one.is_floating_point()]
+    found: list[Tensor] = [torch.empty(0)] * len(ours)
+    if whole:
+        apart = torch._foreach_sub([ours[p] for p in whole], [theirs[p] for p in whole])
+        for place, value in zip(whole, torch._foreach_norm(apart, float("inf")), strict=True):
+            found[place] = value
+    for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if not one.is_floating_point():
+            found[place] = (one != other).any()
+    return found
+
+
+def _together(values: Sequence[Tensor]) -> Tensor:
+    """Scalars as one tensor of double precision."""
+    if len({(value.dtype, value.device) for value in values}) > 1:
+        device = values[0].device
+        return torch.stack([value.to(device, torch.float64) for value in values])
+    return torch.stack(list(values)).double()
+
+
+def _device(runs: Runs) -> torch.device:
+    return next((p.device for p in runs.module.parameters()), torch.device("cpu"))
