@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
 from adadp.errors import ConfigurationError, NoGuaranteeError, PrivacyError
-from adadp.graphs import TrainingStep
+from adadp.mechanism.replay import TrainingStep
 from tests.checks.trials import Run, normal
 
 LOT = 48

@@ -131,4 +131,3 @@ def test_bounded_sums_are_those_of_plain_gradients(
     size = max(float(value.abs().max()) for value in wanted.values())
     for key, value in wanted.items():
         assert (found[key].double() - value.double()).abs().max() <= tolerance * size, key
-

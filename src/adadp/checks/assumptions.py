@@ -19,9 +19,7 @@ STANDING = (
     "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
     "computes it, an example's gradient does not depend on the others of its batch",
 )
-ONE_BY_ONE = (
-    "the batches hold one example each: whether the model and the loss keep examples apart could not be tried"
-)
+ONE_BY_ONE = "the batches hold one example each: whether the model and the loss keep examples apart could not be tried"
 PENALTY = "penalty= is a function of the weights alone: no private data is in it"
 TRAINED_BEFORE = (
     "the weights were changed many times, or had gradients, before make_private: if they were trained on this data "

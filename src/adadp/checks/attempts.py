@@ -24,7 +24,7 @@ from adadp.checks.screen import Screen, largest
 from adadp.checks.whole import first_rows, refuse_whole
 from adadp.errors import PrivacyError
 from adadp.gradients import Capture
-from adadp.memory import out_of_memory
+from adadp.out_of_memory import out_of_memory
 
 
 class Attempts:
@@ -89,9 +89,7 @@ class Attempts:
             count, cut = self._cut(parts, dims, count)
             LossTrial(self._capture, loss, cut, dims, self._mean, self._trial).refuse_whole(count)
 
-    def recorded(
-        self, loss: Callable[..., Tensor], parts: Parts, dims: Sequence[int | None], count: int
-    ) -> None:
+    def recorded(self, loss: Callable[..., Tensor], parts: Parts, dims: Sequence[int | None], count: int) -> None:
         """Refuse a loss that mixes the rows of the batch on which it is about to be recorded."""
         runs = LossRuns(self._capture, loss, parts, dims, self._trial)
         count, cut = self._cut(parts, dims, count)

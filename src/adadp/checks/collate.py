@@ -177,9 +177,7 @@ class CollateTrial:
         """For each row of `base` the row of `made` that is the same, others in what is left; None if too few are."""
         dims = [self._dims[place] for place in places]
         before, after = ([parts.leaves[place] for place in places] for parts in (base, made))
-        counts = {
-            _rows(leaf, dim) for leaf, dim in zip(after, dims, strict=True) if dim is not None
-        }
+        counts = {_rows(leaf, dim) for leaf, dim in zip(after, dims, strict=True) if dim is not None}
         if len(counts) != 1:
             return None
         free = list(range(counts.pop()))

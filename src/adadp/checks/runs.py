@@ -68,9 +68,7 @@ class Runs:
         """The same on other arguments."""
         return Runs(self.capture, self.module, parts, self.dims, self.trial)
 
-    def observe(
-        self, rows: Sequence[Row], seed: int = 0, keep_state: bool = False, read_state: bool = True
-    ) -> Result:
+    def observe(self, rows: Sequence[Row], seed: int = 0, keep_state: bool = False, read_state: bool = True) -> Result:
         """Run on these rows; with `keep_state` from the state that is there, and leaving what it becomes."""
         return self.observe_leaves(self.leaves(rows), seed, keep_state, read_state)
 

@@ -23,8 +23,8 @@ from adadp.checks.runs import LossRuns, Runs
 from adadp.checks.seeds import generators_kept, on_a_gpu, seed_of, seeded
 from adadp.checks.state import State
 from adadp.gradients import Capture
-from adadp.gradients.arithmetic import exact_arithmetic
-from adadp.gradients.capture import Observed
+from adadp.gradients.capture.capture import Observed
+from adadp.gradients.rounding import exact_arithmetic
 
 _NUMBERS = (4, 3, 5, 6, 7, 8)  # of rows
 #: What takes the place of examples, one kind for each split of four rows.

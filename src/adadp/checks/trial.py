@@ -157,7 +157,8 @@ class Trial:
             return
         self._same_inputs, self._tried_for = False, part
         try:
-            with full_precision(), generators_kept():  # with fewer bits, another number of examples may well be another result
+            # With fewer bits, another number of examples may well be another result.
+            with full_precision(), generators_kept():
                 conclusive = self._read_and_try(module, parts, dims, part)
                 self._refuse_padding(module, parts, dims, part)
             self._note_inputs(parts, dims, part)
@@ -281,6 +282,8 @@ class Trial:
             if turned == list(dims):
                 raise
             return attempt(turned)
+        except PrivacyError:
+            raise
         except Exception as error:
             if out_of_memory(error):
                 raise

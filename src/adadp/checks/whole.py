@@ -16,7 +16,7 @@ from adadp.checks.made import Row
 from adadp.checks.runs import LossRuns, Runs
 from adadp.checks.seeds import halves
 from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
-from adadp.memory import out_of_memory
+from adadp.out_of_memory import out_of_memory
 
 MANY = (
     "{} mixes examples: replacing half of the examples of a batch changes the output for the others, so a bound on one "
@@ -83,6 +83,3 @@ def first_rows(leaves: Sequence[Any], dims: Sequence[int | None], count: int) ->
 
 def _narrowed(leaf: Any, dim: int, count: int) -> Any:
     return leaf.narrow(dim, 0, count) if isinstance(leaf, Tensor) else leaf.take(range(count), dim)
-
-
-
