@@ -416,7 +416,6 @@ def test_weights_that_came_later_are_refused(before: Callable[[World], None]) ->
     assert isinstance(ended, Refused), ended
 
 
-@pytest.mark.xfail(reason="Trial._read_and_try takes every PrivacyError of a trial for a model that cannot be tried")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("before", LATER, ids=lambda before: before.__name__)
 def test_the_refusal_says_that_the_module_was_changed(before: Callable[[World], None]) -> None:
