@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import namedtuple
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -400,9 +401,10 @@ def test_half_precision_is_not_mixing(autocast: bool) -> None:
     if not autocast:
         model, inputs = model.bfloat16(), inputs.bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        mixing = nn.Sequential(deepcopy(model), Outer())
         Run(model)(inputs)
         with pytest.raises(UnsupportedModuleError):
-            Run(nn.Sequential(model, Outer()))(inputs)
+            Run(mixing)(inputs)
 
 
 class Outer(nn.Module):
