@@ -1,4 +1,4 @@
-"""Figures 4c and 4d: distributions of gradients, their estimate and the noise at steps 100 and 1,000 (MNIST, high level)."""
+"""Figures 4c and 4d: distributions of gradients, estimate and noise at steps 100 and 1,000 (MNIST, high level)."""
 
 from __future__ import annotations
 
