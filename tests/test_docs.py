@@ -1,7 +1,7 @@
 """README and docs: Python blocks compile and run, and links, paths and commands lead somewhere.
 
-The blocks of one page are run in order, in one namespace and an empty folder, after the page's `SETUP`. A block that needs
-data, a GPU or code of the reader is preceded by a comment that says so, and is compiled only:
+The blocks of one page are run in order, in one namespace and an empty folder, after the page's `SETUP`. A block that
+needs data, a GPU or code of the reader is preceded by a comment that says so, and is compiled only:
 
     <!-- not run: needs MNIST -->
 """
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-BLOCK = re.compile(r"^(?P<before>.*)\n\n?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->$")
 
 #: What a reader has at hand when the page begins.
@@ -56,7 +56,7 @@ SETUP = {
         import numpy as np
         from adadp import Ledger
         columns = {"age": np.arange(50.0), "colour": np.array(["red", "green"] * 25)}
-        run = Ledger("survey.ledger", dataset="survey").start({})
+        run = Ledger(dataset="survey").start({})
     """,
 }
 
@@ -116,7 +116,9 @@ SOURCE = re.compile(r"`((?:[\w.]+/)*[\w]+\.py)`")
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_named_source_files_exist(page: Path) -> None:
     places = (ROOT, ROOT / "src/adadp", ROOT / "src", ROOT / "lab/adadp_lab/bench")
-    missing = [name for name in SOURCE.findall(page.read_text()) if not any((place / name).exists() for place in places)]
+    missing = [
+        name for name in SOURCE.findall(page.read_text()) if not any((place / name).exists() for place in places)
+    ]
     assert not missing
 
 
