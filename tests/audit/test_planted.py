@@ -7,7 +7,6 @@ import pytest
 from audit import planted
 from audit.planted import BY_SOUNDNESS, PLANTED, hunt, lots_are_poisson, pieces_are_the_lot
 
-
 #: Those that need many trials, or many steps a trial. The others are of the same kinds: noise, bounds, lots, shapes.
 MINUTES = (
     "noise 2x too small",
