@@ -4,22 +4,41 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test test-all lint types bench results results-check clean
+.PHONY: demo test test-all lint types imports format wheel bench results results-check clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-test: lint types
+test: lint types imports
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: lint types
+test-all: lint types imports
 	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check src lab tests examples
+	$(BIN)/ruff format --check --quiet src lab tests examples
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# Which room may import which: the contracts are in pyproject.toml.
+imports: $(STAMP)
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix src lab tests examples
+	$(BIN)/ruff format src lab tests examples
+
+# Both wheels, installed together into an empty environment outside the checkout, where the demo is run.
+wheel: $(STAMP)
+	rm -rf build lab/build dist
+	$(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/python -m build --wheel --outdir dist lab
+	empty=$$(mktemp -d) && trap 'rm -rf "$$empty"' EXIT && \
+	$(PYTHON) -m venv "$$empty/venv" && \
+	"$$empty/venv/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl && \
+	cp examples/digits.py "$$empty" && cd "$$empty" && venv/bin/python digits.py && venv/bin/adadp reproduce --list
 
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable 'lab[opacus]'
@@ -39,4 +58,4 @@ $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info lab/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build lab/build dist *.egg-info src/*.egg-info lab/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

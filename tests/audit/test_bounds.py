@@ -67,7 +67,7 @@ def test_one_run_holds_where_delta_gives_everything_away() -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.5, pytest.param(2.0, marks=pytest.mark.slow), 8.0])
 def test_a_mechanism_that_is_what_it_says_is_seldom_contradicted(together: bool, epsilon: float) -> None:
     mu, generator = gaussian.mu_for(epsilon, 1e-5), np.random.default_rng(3)
     claim, alarms, above, repeats = gaussian_claim(mu), 0, 0, 2000

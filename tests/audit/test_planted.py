@@ -7,8 +7,19 @@ import pytest
 from audit import planted
 from audit.planted import BY_SOUNDNESS, PLANTED, hunt, lots_are_poisson, pieces_are_the_lot
 
+#: Those that need many trials, or many steps a trial. The others are of the same kinds: noise, bounds, lots, shapes.
+MINUTES = (
+    "noise 2x too small",
+    "realised lot size as the denominator",
+    "a missing sqrt(m)",
+    "noise reused between steps",
+    "the same seed for every step",
+)
 
-@pytest.mark.parametrize("bug", PLANTED)
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=[pytest.mark.slow] if bug in MINUTES else []) for bug in PLANTED]
+)
 def test_planted_bugs_are_caught(bug: str) -> None:
     if bug in BY_SOUNDNESS:
         target = PLANTED[bug]()

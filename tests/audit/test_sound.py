@@ -77,7 +77,7 @@ def test_preprocessing_is_consistent_and_its_attack_is_not_idle(
     assert found.epsilon_lower > (0.6 * epsilon if epsilon == 8 else 0.3 * epsilon if epsilon == 2 else -1)
 
 
-@pytest.mark.parametrize("epsilon", [2.0, 8.0])
+@pytest.mark.parametrize("epsilon", [pytest.param(2.0, marks=pytest.mark.slow), 8.0])
 def test_plain_gaussian_steps_leave_little_between_bound_and_guarantee(epsilon: float) -> None:
     # The mean over seeds is in results/audit/tightness.json; a single one may lie lower.
     target = make("flat", "whole lots", epsilon, steps=1)

@@ -33,7 +33,7 @@ class Whisper(Flat):
         return super().stddev(noise_multiplier / 10)
 
 
-@pytest.mark.parametrize("threat", ["white-box", "black-box"])
+@pytest.mark.parametrize("threat", [pytest.param("white-box", marks=pytest.mark.slow), "black-box"])
 def test_example_canaries_find_little_noise_and_leave_enough_noise_alone(threat: str) -> None:
     broken = audit.for_clipping(lambda task: Whisper(1.0), epsilon=2.0, setting=SETTING)
     found = audit.audit(broken, threat=threat, trials=180, seed=1)
@@ -43,7 +43,7 @@ def test_example_canaries_find_little_noise_and_leave_enough_noise_alone(threat:
     assert found.verdict == "consistent"
 
 
-@pytest.mark.parametrize("reading", ["lot", "example"])
+@pytest.mark.parametrize("reading", ["lot", pytest.param("example", marks=pytest.mark.slow)])
 def test_published_readings_do_not_keep_what_they_claim(reading: str) -> None:
     target = audit.for_algorithm("adadp", reading=reading, epsilon=0.5, setting=SETTING)
     found = audit.audit(target, trials=210, seed=1)
@@ -53,6 +53,7 @@ def test_published_readings_do_not_keep_what_they_claim(reading: str) -> None:
     assert found.epsilon_lower > 2.5  # with so few trials hardly more can be shown
 
 
+@pytest.mark.slow
 def test_dpopt_as_published_is_contradicted_too() -> None:
     target = audit.for_algorithm("dpopt", reading="published", epsilon=0.5, setting=SETTING)
     assert audit.audit(target, trials=210, seed=1).verdict == "violated"
@@ -65,6 +66,7 @@ def test_the_auditor_is_kept_from_what_raw_gradients_made() -> None:
     assert transcript.scores["likelihood"] == 0  # no likelihood without knowing bounds and noise
 
 
+@pytest.mark.slow
 def test_a_shape_that_leaks_is_found() -> None:
     def shaped(source: Source) -> Ellipsoid:
         return Ellipsoid(1.0, shape=Kronecker(0.25, -0.25), source=source)

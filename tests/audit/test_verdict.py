@@ -38,7 +38,7 @@ def decided(claim: Claim, epsilon: float, errors: Errors, second: Errors | None)
 
 
 @pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("epsilon", [pytest.param(0.5, marks=pytest.mark.slow), 2.0, 8.0])
 def test_a_sound_target_is_called_violated_in_at_most_one_audit_in_a_thousand(together: bool, epsilon: float) -> None:
     # The best attack there is on a mechanism that leaks all that it may, at an error rate at which that shows soonest.
     # The second set is drawn whether it is asked for or not: by itself, too, it may be wrong in 0.1% of audits only.

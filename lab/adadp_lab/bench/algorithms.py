@@ -11,19 +11,22 @@ over its interval. Inputs are random numbers of the right form; the time does no
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import algorithms
+from adadp import algorithms, models
 from adadp.algorithms.defaults import DEFAULTS
+from adadp.engine import PrivacyEngine
+from adadp.shapes.probes import PinkNoise, Vectors
 from adadp_lab.bench.clock import milliseconds
-from adadp_lab.paper.timing import stepper
+from adadp_lab.report.records import write_json
 
 #: What the requirements allow: (algorithm, reading) -> (over whom, how often its time), by model.
 ALLOWED = {
@@ -46,6 +49,42 @@ def parted(times: list[float]) -> tuple[float, float]:
     refreshed = [time for turn, time in enumerate(times, WARM) if turn % EVERY == 0]
     step = statistics.median(time for turn, time in enumerate(times, WARM) if turn % EVERY)
     return step, max(0.0, statistics.median(refreshed) - step) if refreshed else 0.0
+
+
+def stepper(
+    name: str,
+    reading: str | None,
+    model_name: str,
+    form: tuple[int, ...],
+    batch: int,
+    device: str = "cpu",
+    replayed: bool = False,
+) -> Callable[[], None]:
+    """A whole step of an algorithm, optimizer included, on random inputs of shape `form`.
+
+    With `replayed` the steps that can be are replayed on a GPU, as in training; neither plain SGD's nor AGD's can.
+    """
+    inputs, targets = torch.rand(batch, *form, device=device), torch.randint(10, (batch,), device=device)
+    module = models.build(model_name, form, 10).to(device)
+    made = algorithms.create(name, reading, {"lr": 1e-4})
+    optimizer = made.optimizer([p for p in module.parameters() if p.requires_grad])
+
+    if not made.private:
+        work = made.training_step(optimizer, module)
+        return lambda: work(inputs, targets)
+    probes = PinkNoise(form) if len(form) == 3 else Vectors(form[0])
+    _, private, lots = made.make_private(
+        PrivacyEngine(seed=0), module=module, optimizer=optimizer, noise_multiplier=8.0,
+        data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=batch),
+        task=algorithms.Task(batch, 100_000, probes), pad_lots=replayed and not made.looks,
+    )  # fmt: skip
+    work = made.training_step(private, module)
+
+    def step() -> None:
+        lots.open_for(batch)
+        work(inputs, targets)
+
+    return step
 
 
 def measure(model_name: str, lot: int, rounds: int) -> list[dict[str, Any]]:
@@ -87,8 +126,7 @@ def main() -> None:
             print(f"{name:20} {row['ms']:8.2f} {row['over_sgd']:8.2f}x {row['over_dpsgd']:10.2f}x  {allowed}")
     if options.json:
         versions = {"torch": torch.__version__, "python": platform.python_version(), "threads": options.threads}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"rows": rows, "versions": versions}, indent=1) + "\n")
+        write_json(options.json, {"rows": rows, "versions": versions})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from rich.markup import escape
 from adadp.cli.output import print_list
 from adadp.cli.pipeline import JsonOption
 from adadp.errors import ConfigurationError
+from adadp_lab.report.records import write_json
 
 if TYPE_CHECKING:
     from adadp_lab.bench import Comparison
@@ -73,7 +74,7 @@ def bench(
         device=device, rounds=rounds, threads=threads, seed=seed, probes=probes, say=_say,
     )  # fmt: skip
     if out is not None:
-        _write(out, found.to_dict())
+        write_json(out, found.to_dict())
     if json_output:
         typer.echo(json.dumps(found.to_dict()))
         return
@@ -105,11 +106,6 @@ def _check_writable(path: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=1) + "\n")
-
-
 def _scale(device: str, threads: int | None, seed: int, out: Path | None, json_output: bool) -> None:
     from adadp_lab.bench import scale
     from adadp_lab.bench.plots import draw_scaling
@@ -119,7 +115,9 @@ def _scale(device: str, threads: int | None, seed: int, out: Path | None, json_o
     def path_of(found: dict[str, Any]) -> Path:
         return out or FOLDER / f"scaling-{found['device']}.json"
 
-    found = scale(device=device, threads=threads, seed=seed, say=_say, keep=lambda found: _write(path_of(found), found))
+    found = scale(
+        device=device, threads=threads, seed=seed, say=_say, keep=lambda found: write_json(path_of(found), found)
+    )
     path = path_of(found)
     drawn = draw_scaling(found, path.parent, path.stem)
     if json_output:

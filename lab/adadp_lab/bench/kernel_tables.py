@@ -13,7 +13,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from adadp_lab.report.tables import table
+
 DEVICES = {"cuda": "One GPU", "cpu": "Two CPU cores"}
+HEAD = ("kernel", "size", "floor, ms", "ours, ms", "over the floor", "plain torch, ms", "without privacy, ms")
 
 
 def tables(folder: Path) -> str:
@@ -37,20 +40,14 @@ def _device(title: str, found: dict[str, Any]) -> list[str]:
     cells: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in found["rows"]:
         cells.setdefault((row["kernel"], row["size"]), {})[row["backend"]] = row
-    lines = [
-        "| kernel | size | floor, ms | ours, ms | over the floor | plain torch, ms | without privacy, ms |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for (kernel, size), by in cells.items():
         ours = next((by[name] for name in ("triton", "numba") if name in by), by.get("reference", {}))
         plain = by.get("reference", {}).get("ms")
         torch = by.get("torch", {}).get("ms")
-        lines.append(
-            f"| {kernel} | {size} | {_ms(ours.get('floor_ms'))} | {_ms(ours.get('ms'))} | "
-            + (f"{ours['ratio']:.1f}x" if "ratio" in ours else str(ours.get("failed", "")))
-            + f" | {_ms(plain)} | {_ms(torch)} |"
-        )
-    return [f"## {title}", said, "\n".join(lines)]
+        over = f"{ours['ratio']:.1f}x" if "ratio" in ours else str(ours.get("failed", ""))
+        lines.append([kernel, size, _ms(ours.get("floor_ms")), _ms(ours.get("ms")), over, _ms(plain), _ms(torch)])
+    return [f"## {title}", said, table(HEAD, lines)]
 
 
 def _ms(value: float | None) -> str:

@@ -33,6 +33,7 @@ from adadp.gradients.kernels import kernel, reference
 from adadp.gradients.layers.convolution import Geometry
 from adadp_lab.bench import clock
 from adadp_lab.bench.machine import device_for, said, settings, versions
+from adadp_lab.report.records import write_json
 
 WRONG = 5e-3  # TF32 is off by a tenth of this
 
@@ -379,12 +380,11 @@ def main() -> None:
                 rows.append(row)
                 print(line(row), flush=True)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         if options.only and options.json.exists():
             known = {_key(row) for row in rows}
             rows = [row for row in json.loads(options.json.read_text())["rows"] if _key(row) not in known] + rows
         found = {"rows": rows, "rates": rates, "versions": versions(device)}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(options.json, found)
 
 
 def _key(row: dict[str, Any]) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import platform
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from adadp.errors import ConfigurationError
 from adadp.gradients.kernels import requested
 from adadp.training.planning import device_of
+from adadp_lab.report.records import version
 
 #: The kinds of devices that sizes and goals are made for.
 KINDS = ("cpu", "cuda")
@@ -32,11 +32,8 @@ def device_for(name: str) -> torch.device:
 def versions(device: torch.device) -> dict[str, Any]:
     """Everything that times depend on: packages, processor, threads, the kernels that were asked for."""
     found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("adadp", "opacus", "triton", "numba"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    packages = {package: version(package) for package in ("adadp", "opacus", "triton", "numba")}
+    found |= {package: known for package, known in packages.items() if known is not None}
     found |= {"processor": _processor(), "threads": torch.get_num_threads(), "kernels": requested()}
     if device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from adadp_lab.bench.scaling import series_in, series_of
-from adadp_lab.paper.drawing import canvas, save, styled
+from adadp_lab.report.figures import canvas, save, styled
 
 #: Okabe and Ito's, as in the other figures: SGD is grey there too, DPSGD's flat clipping vermilion, our own blue.
 COLOURS = {

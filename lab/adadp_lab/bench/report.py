@@ -14,7 +14,7 @@ from adadp_lab.bench.methods import EVERY
 from adadp_lab.bench.models import Sizes
 from adadp_lab.bench.plots import draw_scaling
 from adadp_lab.bench.scaling import series_in
-from adadp_lab.paper.summary import paragraph, table
+from adadp_lab.report.tables import paragraph, table
 
 Row = Mapping[str, Any]
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}

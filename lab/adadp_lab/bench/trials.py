@@ -12,7 +12,6 @@ take of them is timed apart, as the time inside the trial's own functions.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from adadp.mechanism.replay import TrainingStep
 from adadp_lab.bench.machine import versions
 from adadp_lab.bench.methods import Task
 from adadp_lab.bench.models import MODELS, SIZES, build
+from adadp_lab.report.records import write_json
 
 STEPS = 1000
 TRIED = [lot for lot in range(STEPS) if lot == 0 or stage(lot) > stage(lot - 1)]
@@ -151,8 +151,7 @@ def main() -> None:
             rows[f"{name}, replayed" if replayed else name] = found
             print(f"{name}{', replayed' if replayed else ''}: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()))
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({"machine": versions(device), "tried_lots": TRIED, "models": rows}, indent=2))
+        write_json(options.out, {"machine": versions(device), "tried_lots": TRIED, "models": rows})
 
 
 if __name__ == "__main__":

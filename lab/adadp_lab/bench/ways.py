@@ -9,7 +9,6 @@ that times are the GPU's own. `lost` is how much longer the chosen way takes tha
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ import torch
 from adadp.gradients.forms.products import Products
 from adadp_lab.bench import clock
 from adadp_lab.bench.machine import device_for, settings, versions
+from adadp_lab.report.records import write_json
 
 WAYS = ("gram", "again", "stored", "half")
 #: Examples, tokens, rows, columns.
@@ -50,7 +50,7 @@ def main() -> None:
         rows = [measured(*sizes, device) for sizes in SIZES[device.type]]
         found = {"rows": rows, "versions": versions(device)}
     if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(given.json, found)
 
 
 def measured(count: int, tokens: int, rows: int, columns: int, device: torch.device) -> dict[str, Any]:

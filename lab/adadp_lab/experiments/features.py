@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from adadp.models.pretraining import RECIPES
-from adadp_lab.paper.bench import Bench
-from adadp_lab.paper.cost import DELTA
 from adadp_lab.paper.item import Item, Job, Options, Record, Report
 from adadp_lab.paper.learning import train
 from adadp_lab.paper.records import Records
 from adadp_lab.paper.runner import run
-from adadp_lab.paper.summary import table
+from adadp_lab.paper.table1 import DELTA
 from adadp_lab.paper.tasks import prepare
+from adadp_lab.paper.workbench import Workbench
+from adadp_lab.report.tables import table
 
 EPSILONS = (0.3, 0.5, 1.0, 1.775)
 SCALINGS = ("length", "unit", "standard", "whitened")
@@ -42,7 +42,7 @@ FLAT = {"algorithm": "dpsgd", "reading": None}
 PLANS = ((LOT, 1000), (2 * LOT, STEPS))
 
 
-def probe(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def probe(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """Accuracy of a linear layer without privacy: logistic regression, hardly regularised, until it stands still."""
     inputs, labels, tested, answers = prepare(settings, seed, bench).split
     layer = torch.nn.Linear(inputs.shape[1], 10).to(inputs)

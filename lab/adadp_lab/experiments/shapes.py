@@ -142,7 +142,7 @@ def noise_for(task: Task, examples: int) -> float:
     ).noise_multiplier
 
 
-class Bench:
+class Workbench:
     """A worker's data on its device, loaded once."""
 
     def __init__(self, data: Path, device: str) -> None:
@@ -238,14 +238,14 @@ def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return right / len(labels)
 
 
-_bench: Bench | None = None
+_bench: Workbench | None = None
 
 
 def _begin(data: Path, device: str) -> None:
     global _bench
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    _bench = Bench(data, device)
+    _bench = Workbench(data, device)
 
 
 def _work(job: tuple[Setting, float]) -> dict[str, Any]:

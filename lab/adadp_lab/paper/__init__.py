@@ -11,7 +11,7 @@ from adadp_lab.paper.item import ITEMS, Item
 
 #: In the order in which `--list` prints their items; a new module is one name here.
 MODULES: tuple[str, ...] = (
-    *("cost", "timing", "levels", "estimates", "studies"),
+    *("table1", "table2", "fig2_fig3_accuracy", "fig4_distributions", "fig5_parameters"),
     *("cosine", "beale", "functions", "accounting_example"),
 )
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from adadp.accounting import renyi, theorem1
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian
-from adadp_lab.paper.bench import Bench
-from adadp_lab.paper.drawing import canvas, styled
 from adadp_lab.paper.item import Finding, Item, Job, Options, Record, Report, register
-from adadp_lab.paper.summary import table, word
+from adadp_lab.paper.summary import word
+from adadp_lab.paper.workbench import Workbench
+from adadp_lab.report.figures import canvas, styled
+from adadp_lab.report.tables import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ def misprinted(rate: float, sigma: float, order: int) -> float:
     return math.log1p(moment) / (order - 1)
 
 
-def cost(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def cost(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """(epsilon, order) after each number of steps, by each way; after the last, what the misprints would give."""
     rate, sigma, delta = settings["lot"] / settings["examples"], settings["sigma"], settings["delta"]
     event = PoissonGaussian(sigma, rate)

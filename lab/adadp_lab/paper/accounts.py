@@ -10,8 +10,8 @@ from adadp.accounting.accountants import get_accountant
 from adadp.accounting.calibration import calibrate_noise, most
 from adadp.accounting.events import Event, Gaussian, PoissonGaussian
 from adadp.accounting.theorem1 import ORDERS, renyi_divergences
-from adadp_lab.paper.bench import Bench
 from adadp_lab.paper.item import Job
+from adadp_lab.paper.workbench import Workbench
 
 
 def account_job(
@@ -26,7 +26,7 @@ def account_job(
     return Job(account, settings, cost=0.3 * len(settings["pld"]))
 
 
-def account(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def account(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """Theorem 1's epsilon at `delta`, and its delta_* at `epsilon`; PLD's epsilon with and without DP-PCA."""
     del seed, bench
     rate, sigma, delta = settings["rate"], settings["noise_multiplier"], settings["delta"]

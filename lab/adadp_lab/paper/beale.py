@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from adadp_lab.paper import comparison
-from adadp_lab.paper.bench import Bench
 from adadp_lab.paper.contours import RULE_COLOURS, RULE_NAMES, draw_contours, draw_walks
-from adadp_lab.paper.drawing import GREY, canvas, styled
 from adadp_lab.paper.item import Finding, Item, Job, Options, Record, Report, Word, register
-from adadp_lab.paper.summary import table, word
+from adadp_lab.paper.summary import word
 from adadp_lab.paper.surfaces import SURFACES
 from adadp_lab.paper.trajectories import RULES, STEPS, distance, walk
+from adadp_lab.paper.workbench import Workbench
+from adadp_lab.report.figures import GREY, canvas, styled
+from adadp_lab.report.tables import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +40,7 @@ SURVEY: dict[str, Any] = {
 """What the paper does not name, all of it tried."""
 
 
-def survey(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def survey(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """The mean D(P, Q) for every start, sigma, bound and rate, in that order, by algorithm."""
     ground, walks = SURFACES["beale"], settings["walks"]
     cases = list(itertools.product(*(settings[key] for key in ("starts", "sigmas", "bounds", "rates"))))

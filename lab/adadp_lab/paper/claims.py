@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from adadp_lab.paper.cost_report import PRINTED as COSTS
-from adadp_lab.paper.cost_report import PRINTED_REDUCTION
+from adadp_lab.paper.fig2_fig3_accuracy_report import LEVELS, PRINTED_GAINS
 from adadp_lab.paper.item import Finding
-from adadp_lab.paper.levels_report import LEVELS, PRINTED_GAINS
-from adadp_lab.paper.timing_report import PRINTED as TIMES
+from adadp_lab.paper.table1_report import PRINTED as COSTS
+from adadp_lab.paper.table1_report import PRINTED_REDUCTION
+from adadp_lab.paper.table2_report import PRINTED as TIMES
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adadp_lab.paper.bench import Bench
 from adadp_lab.paper.item import Job, Record
 from adadp_lab.paper.surfaces import Surface, surface
 from adadp_lab.paper.trajectories import RULES, distance, walk
+from adadp_lab.paper.workbench import Workbench
 
 RATES = tuple(float(f"{10 ** (third / 3 - 4):.2g}") for third in range(13))
 BOUND = 4.0
@@ -40,7 +40,7 @@ def job(
     return Job(compare, settings, seed, cost=0.2 * len(rules))
 
 
-def compare(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def compare(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """For each rule, a list over sigmas of: rate, distance to its noise-free twin (mean, spread) and to the plain
     algorithm (neither noise nor clipping), value above the lowest at the end (median; without noise), share lost.
     """

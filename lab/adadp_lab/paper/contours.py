@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from adadp_lab.paper.drawing import COLOURS, NAMES
 from adadp_lab.paper.surfaces import Surface
+from adadp_lab.report.figures import COLOURS, NAMES
 
 RULE_NAMES = {**NAMES, "adadp": "AdaDP, as printed", "adadp-released": "AdaDP, released shape"}
 RULE_COLOURS = {**COLOURS, "adadp-released": COLOURS["adadp"]}

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import integrate, optimize, special
 
-from adadp_lab.paper.bench import Bench
-from adadp_lab.paper.drawing import COLOURS, GREY, canvas, styled
 from adadp_lab.paper.item import Finding, Item, Job, Options, Record, Report, register
-from adadp_lab.paper.summary import table, word
+from adadp_lab.paper.summary import word
+from adadp_lab.paper.workbench import Workbench
+from adadp_lab.report.figures import COLOURS, GREY, canvas, styled
+from adadp_lab.report.tables import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +99,7 @@ def lemma(sigma: Sequence[float]) -> float:
     return sum((s / noise) ** 2 for s, noise in zip(SENSITIVITY, sigma, strict=True))
 
 
-def exact(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def exact(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """By quadrature: every reading for every shape, and the mean cosine for every split of the privacy."""
     readings: dict[str, dict[str, float]] = {}
     for name, (_, gradient, statistic) in READINGS.items():
@@ -116,7 +117,7 @@ def exact(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any
     }
 
 
-def sample(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def sample(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """As the paper did: the mean of so many draws, with its standard error; some of the draws, to look at."""
     found: dict[str, Any] = {}
     for index, (shape, (noise, _)) in enumerate(SHAPES.items()):

@@ -9,11 +9,12 @@ import numpy as np
 
 from adadp_lab.paper import comparison
 from adadp_lab.paper.contours import RULE_NAMES, draw_contours, draw_walks
-from adadp_lab.paper.drawing import canvas, styled
 from adadp_lab.paper.item import Finding, Item, Job, Options, Record, Report, Word, register
-from adadp_lab.paper.summary import table, word
+from adadp_lab.paper.summary import word
 from adadp_lab.paper.surfaces import SURFACES, Surface
 from adadp_lab.paper.trajectories import STEPS
+from adadp_lab.report.figures import canvas, styled
+from adadp_lab.report.tables import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,13 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from adadp_lab.paper.bench import Bench
+    from adadp_lab.paper.workbench import Workbench
 
 #: What a job leaves behind: `work` (the function's name), `settings`, `seed`, `seconds`, `device`, and all that its
 #: function returned. Plain JSON.
 Record = dict[str, Any]
 #: (settings, seed, the worker's data and device) -> plain JSON.
-Work = Callable[[Mapping[str, Any], int, "Bench"], dict[str, Any]]
+Work = Callable[[Mapping[str, Any], int, "Workbench"], dict[str, Any]]
+
+
+#: Keys of records hold the name that a module had when records began. Modules that were renamed since keep it here.
+_RECORDED_AS = {"adadp_lab.paper.table2": "adadp_lab.paper.timing"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Job:
     @property
     def key(self) -> str:
         """The name of this job's record."""
-        home = self.work.__module__.replace("adadp_lab.paper", "adadp.reproduce")  # its name when records began
+        home = _RECORDED_AS.get(self.work.__module__, self.work.__module__)
+        home = home.replace("adadp_lab.paper", "adadp.reproduce")
         said = json.dumps([home, self.work.__qualname__, self.settings, self.seed], sort_keys=True)
         return hashlib.sha256(said.encode()).hexdigest()[:20]
 

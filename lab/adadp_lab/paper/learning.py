@@ -28,12 +28,12 @@ from adadp.shapes.shape import Kronecker
 from adadp.shapes.sources import Public
 from adadp.training.planning import derived
 from adadp_lab.paper.accounts import Theorem1, noise_for
-from adadp_lab.paper.bench import Bench
 from adadp_lab.paper.distributions import look
 from adadp_lab.paper.tasks import Prepared, prepare
+from adadp_lab.paper.workbench import Workbench
 
 
-def train(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def train(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """Train, and note the test accuracy at `marks(...)`.
 
     `settings`: task, algorithm, reading, set (the algorithm's own settings), lot, steps, delta, and noise_multiplier

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import secrets
 import warnings
 from collections.abc import Collection, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from adadp_lab.paper.item import Item, Record
+from adadp_lab.report.records import version, write
 
 
 class Records:
@@ -25,7 +23,7 @@ class Records:
 
     def keep(self, key: str, record: Record) -> None:
         """Note what a job returned, at once: an interrupted run goes on from here."""
-        _write(self.scratch / f"{key}.json", json.dumps({"key": key, **record}))
+        write(self.scratch / f"{key}.json", json.dumps({"key": key, **record}))
 
     def known(self) -> dict[str, Record]:
         """Every record that is here, by its job's key."""
@@ -63,18 +61,14 @@ class Records:
         """Write an item's file, one line for each record."""
         head: dict[str, Any] = {
             "item": item.name, "title": item.title, "paper": item.where, "command": item.command, "quick": quick,
-            "versions": {"adadp": _version(), "torch": torch.__version__, "python": platform.python_version()},
+            "versions": {
+                "adadp": version("adadp") or "not installed", "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
         }  # fmt: skip
         lines = ",\n  ".join(json.dumps(record, separators=(",", ":")) for record in records)
         text = json.dumps(head, indent=1)[:-2] + f',\n "records": [\n  {lines}\n ]\n}}\n'
-        _write(self._path(item), text)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("adadp")
-    except metadata.PackageNotFoundError:
-        return "not installed"
+        write(self._path(item), text)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -86,14 +80,3 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError:
         warnings.warn(f"{path} is not readable and is ignored", stacklevel=2)
         return {}
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        part.write_text(text)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

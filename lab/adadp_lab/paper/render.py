@@ -11,9 +11,10 @@ from typing import Any
 from matplotlib.image import imread
 
 from adadp import algorithms
-from adadp_lab.paper import drawing, ledger_of_claims
+from adadp_lab.paper import claims_page
 from adadp_lab.paper.item import Finding, Item, Options, Record
 from adadp_lab.paper.records import Records
+from adadp_lab.report.figures import save
 
 
 def render(items: Mapping[str, Item], records: Records, out: Path, claims: Path) -> list[str]:
@@ -37,9 +38,9 @@ def render(items: Mapping[str, Item], records: Records, out: Path, claims: Path)
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{item.name}.md").write_text(page)
         for name, figure in report.figures.items():
-            drawing.save(figure, out, name)
+            save(figure, out, name)
     claims.parent.mkdir(parents=True, exist_ok=True)
-    claims.write_text(ledger_of_claims.write(found, owners))
+    claims.write_text(claims_page.write(found, owners))
     return missing
 
 

@@ -17,9 +17,9 @@ import torch
 from adadp import models
 from adadp.data import load
 from adadp.errors import ConfigurationError, PrivacyError
-from adadp_lab.paper.bench import Bench
 from adadp_lab.paper.item import Item, Job, Options, Record
 from adadp_lab.paper.records import Records
+from adadp_lab.paper.workbench import Workbench
 
 
 @dataclass
@@ -137,14 +137,14 @@ def _missing(
 
 # ---- workers ------------------------------------------------------------------------------------------------------
 
-_bench: Bench | None = None
+_bench: Workbench | None = None
 
 
 def _begin(parent: int, device: str, data_dir: Path | None, scratch: Path) -> None:
     global _bench
     torch.set_num_threads(1)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _bench = Bench(device, data_dir, scratch)
+    _bench = Workbench(device, data_dir, scratch)
 
 
 def _end_with(parent: int) -> None:
@@ -163,7 +163,7 @@ def _said(job: Job) -> Record:
     return {"work": job.work.__name__, "settings": dict(job.settings), "seed": job.seed}
 
 
-def _done(job: Job, bench: Bench) -> Record:
+def _done(job: Job, bench: Workbench) -> Record:
     started = time.perf_counter()
     try:
         found = job.work(job.settings, job.seed, bench)
@@ -183,7 +183,7 @@ def _results(
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         yield from _in_processes(together, (device, data_dir, scratch), workers)
         together = {}
-    bench = Bench(device, data_dir, scratch)
+    bench = Workbench(device, data_dir, scratch)
     for key, job in [*together.items(), *((key, job) for key, job in order.items() if job.alone)]:
         yield key, _done(job, bench)
 

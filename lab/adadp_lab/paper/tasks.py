@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from adadp import models
 from adadp.shapes.probes import PinkNoise
 from adadp.shapes.sources import InputMaker
-from adadp_lab.paper.bench import Bench, Split
+from adadp_lab.paper.workbench import Split, Workbench
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Prepared:
     public: Tensor | None = None
 
 
-def prepare(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prepared:
+def prepare(settings: Mapping[str, Any], seed: int, bench: Workbench) -> Prepared:
     """The task that `settings["task"]` names."""
     return _TASKS[settings["task"]](settings, seed, bench)
 
 
-def _mnist_pca(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prepared:
+def _mnist_pca(settings: Mapping[str, Any], seed: int, bench: Workbench) -> Prepared:
     images, labels, tested, answers = bench.images("mnist")
     basis = bench.basis(float(settings["pca_noise_multiplier"]), seed)
     pixels = basis.T.cpu()
@@ -51,11 +51,11 @@ def _mnist_pca(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prepared
     return Prepared(split, lambda: models.PaperNet(60, 10), probes)
 
 
-def _mnist_cnn(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prepared:
+def _mnist_cnn(settings: Mapping[str, Any], seed: int, bench: Workbench) -> Prepared:
     return Prepared(bench.images("mnist"), lambda: models.build("tanh-cnn", (1, 28, 28), 10), PinkNoise((1, 28, 28)))
 
 
-def _cifar10_paper(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prepared:
+def _cifar10_paper(settings: Mapping[str, Any], seed: int, bench: Workbench) -> Prepared:
     split, through, _ = bench.features("paper")
     noise = PinkNoise((3, 32, 32))
     return Prepared(
@@ -65,7 +65,7 @@ def _cifar10_paper(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prep
     )
 
 
-def _cifar10_resnet(settings: Mapping[str, Any], seed: int, bench: Bench) -> Prepared:
+def _cifar10_resnet(settings: Mapping[str, Any], seed: int, bench: Workbench) -> Prepared:
     split, through, public = bench.features(**settings["features"])
     aside = settings.get("held_out", 0)
     if aside:  # settings are chosen on these, and the test set is not looked at
@@ -80,7 +80,7 @@ def _cifar10_resnet(settings: Mapping[str, Any], seed: int, bench: Bench) -> Pre
     )
 
 
-_TASKS: dict[str, Callable[[Mapping[str, Any], int, Bench], Prepared]] = {
+_TASKS: dict[str, Callable[[Mapping[str, Any], int, Workbench], Prepared]] = {
     "mnist-pca": _mnist_pca,
     "mnist-cnn": _mnist_cnn,
     "cifar10-paper": _cifar10_paper,

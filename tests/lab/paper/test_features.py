@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from adadp_lab import paper as reproduce
-from adadp_lab.paper import bench as benches
-from adadp_lab.paper import cost, runner
-from adadp_lab.paper.bench import Bench
+from adadp_lab.paper import runner, table1
+from adadp_lab.paper import workbench as benches
+from adadp_lab.paper.feature_scaling import scaled
 from adadp_lab.paper.item import Item, Job, Options, Report
 from adadp_lab.paper.records import Records
-from adadp_lab.paper.scaling import scaled
 from adadp_lab.paper.tasks import prepare
+from adadp_lab.paper.workbench import Workbench
 
 from adadp.data import Dataset
 from adadp.models import Recipe, WideResNet, pretraining
@@ -77,7 +77,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setitem(pretraining.RECIPES, "wide", Recipe(epochs=1, batch=50))
     for module in (pretraining, benches, runner):
         monkeypatch.setattr(module, "load", load)
-    return Bench()
+    return Workbench()
 
 
 def test_mirror_images_have_the_same_features_and_no_batch_is_felt(small):
@@ -131,10 +131,10 @@ def test_the_experiment_runs_and_shows_every_choice(small, tmp_path, monkeypatch
 def test_another_recipe_leaves_the_other_blocks_of_the_table_alone(monkeypatch):
     item = reproduce.load()["table1-cifar10"]
     before = {job.key: job for job in item.jobs(Options())}
-    monkeypatch.setitem(cost.BEST, "cifar10", {**cost.BEST["cifar10"], "features": {"net": "paper"}})
+    monkeypatch.setitem(table1.BEST, "cifar10", {**table1.BEST["cifar10"], "features": {"net": "paper"}})
     after = {job.key for job in item.jobs(Options())}
     changed = [job for key, job in before.items() if key not in after]
-    assert len(changed) == len(cost.TARGETS["cifar10"]) * 3
+    assert len(changed) == len(table1.TARGETS["cifar10"]) * 3
     assert {job.settings["who"] for job in changed} == {"adadp/best"}
     kept = {record["key"] for record in Records(ROOT / "results" / "reproduce").of(item)}
     assert {key for key in before if key in after} <= kept

@@ -138,6 +138,7 @@ def _children():
     return subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     code = (
         "import pathlib, test_runner; from adadp_lab.paper import runner; from adadp_lab.paper.item import Options\n"

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 from adadp_lab.paper import beale, comparison, cosine, functions
-from adadp_lab.paper.drawing import save
 from adadp_lab.paper.item import Options
+from adadp_lab.report.figures import save
 
 
 def run(item, options):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from adadp_lab.paper.contenders import NAME
-from adadp_lab.paper.drawing import COLOURS, NAMES, canvas, styled
 from adadp_lab.paper.item import Finding, Record, Report, Word
-from adadp_lab.paper.summary import paragraph, table, word
+from adadp_lab.paper.summary import word
+from adadp_lab.report.figures import COLOURS, NAMES, canvas, styled
+from adadp_lab.report.tables import paragraph, table
 
 #: Seconds an iteration, as printed.
 PRINTED = {

@@ -1,4 +1,4 @@
-"""The accuracy figures and the ablations, from their records."""
+"""Figures 2, 3, 4a and 4b: accuracy against epochs and the ablations, from their records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from adadp_lab.paper.contenders import EXAMPLES, NAME, PAPER
-from adadp_lab.paper.drawing import COLOURS, GREY, NAMES, canvas, styled
 from adadp_lab.paper.item import Finding, Record, Report, Word
-from adadp_lab.paper.summary import Mean, accuracy, curve, only, paragraph, table, trained, word
+from adadp_lab.paper.summary import accuracy, curve, only, trained, word
+from adadp_lab.report.figures import COLOURS, GREY, NAMES, canvas, styled
+from adadp_lab.report.tables import Mean, paragraph, table
 
 #: By how many points AdaDP is ahead, as the paper prints it.
 PRINTED_GAINS = {

@@ -1,4 +1,7 @@
-"""Accuracy and delta_* against epochs at three privacy levels, on both data sets, and the ablations."""
+"""Figures 2 and 3: accuracy and delta_* against epochs at three privacy levels, MNIST and CIFAR-10.
+
+The ablations of Figures 4a and 4b are curves of the same kind, at the high level, so they are here too.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def _accuracy_item(dataset: str, level: str, number: str) -> Item:
         return curves(dataset, level, ACCURACY, options)
 
     def report(records: Sequence[Record]) -> Report:
-        from adadp_lab.paper.levels_report import accuracy_report  # drawing is not needed for running
+        from adadp_lab.paper.fig2_fig3_accuracy_report import accuracy_report  # drawing is not needed for running
 
         return accuracy_report(dataset, level, records)
 
@@ -87,7 +90,7 @@ def _ablation_item(dataset: str, number: str) -> Item:
         return curves(dataset, "high", ABLATION, options)
 
     def report(records: Sequence[Record]) -> Report:
-        from adadp_lab.paper.levels_report import ablation_report
+        from adadp_lab.paper.fig2_fig3_accuracy_report import ablation_report
 
         return ablation_report(dataset, records)
 

@@ -1,4 +1,4 @@
-"""Accuracy against one parameter at a time: learning rate, beta, noise, lot, each at (0.5, 1e-5) by Theorem 1.
+"""Figure 5: accuracy against one parameter at a time (learning rate, beta, noise, lot) at (0.5, 1e-5) by Theorem 1.
 
 The published readings have the paper's settings. The sound form has no beta and a learning rate of another kind, so
 there its own numbers are moved by the same factors: the bound C in place of beta, and multiples of its default rate.
@@ -13,8 +13,8 @@ from typing import Any
 from adadp.algorithms.defaults import DEFAULTS, learning_rate
 from adadp_lab.paper.accounts import account_job, steps_for
 from adadp_lab.paper.contenders import EXAMPLES, MNIST, PAPER, run_job
+from adadp_lab.paper.fig2_fig3_accuracy import mnist_steps
 from adadp_lab.paper.item import Item, Job, Options, Record, Report, register
-from adadp_lab.paper.levels import mnist_steps
 
 EPSILON, DELTA = 0.5, 1e-5
 READINGS = ("adadp/lot", "adadp/example", "adadp/sound")
@@ -75,7 +75,7 @@ def _item(study: str, title: str, number: str) -> Item:
         return jobs_of(study, options)
 
     def report(records: Sequence[Record]) -> Report:
-        from adadp_lab.paper.studies_report import study_report
+        from adadp_lab.paper.fig5_parameters_report import study_report
 
         return study_report(study, records)
 

@@ -1,12 +1,12 @@
-"""How gradients, their estimate and the noise are distributed at steps 100 and 1,000 (MNIST, high privacy level)."""
+"""Figures 4c and 4d: distributions of gradients, estimate and noise at steps 100 and 1,000 (MNIST, high level)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from adadp_lab.paper.contenders import MNIST, run_job
+from adadp_lab.paper.fig2_fig3_accuracy import mnist_steps
 from adadp_lab.paper.item import Item, Job, Options, Record, Report, register
-from adadp_lab.paper.levels import mnist_steps
 
 READINGS = ("adadp/lot", "adadp/example", "adadp/sound")
 
@@ -22,13 +22,13 @@ def jobs(options: Options) -> list[Job]:
 
 
 def _estimates(records: Sequence[Record]) -> Report:
-    from adadp_lab.paper.estimates_report import estimate_report
+    from adadp_lab.paper.fig4_distributions_report import estimate_report
 
     return estimate_report(records)
 
 
 def _sigmas(records: Sequence[Record]) -> Report:
-    from adadp_lab.paper.estimates_report import sigma_report
+    from adadp_lab.paper.fig4_distributions_report import sigma_report
 
     return sigma_report(records)
 

@@ -1,4 +1,4 @@
-"""The distributions of |g_t|, of its estimate and of sigma_i, from their histograms."""
+"""Figures 4c and 4d: the distributions of |g_t|, of its estimate and of sigma_i, from their histograms."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from adadp_lab.paper.distributions import BINS, HIGH, LOW
-from adadp_lab.paper.drawing import COLOURS, GREY, canvas, styled
 from adadp_lab.paper.item import Finding, Record, Report, Word
-from adadp_lab.paper.summary import Mean, mean, paragraph, table, trained, word
+from adadp_lab.paper.summary import trained, word
+from adadp_lab.report.figures import COLOURS, GREY, canvas, styled
+from adadp_lab.report.tables import Mean, mean, paragraph, table
 
 READINGS = {"lot": "adadp/lot", "example": "adadp/example", "sound": "adadp/sound"}
 #: The gradient that a reading's estimate is an estimate of.

@@ -16,7 +16,7 @@ from torch import Tensor
 from adadp import models
 from adadp.data import load
 from adadp.preprocessing import DPPCA
-from adadp_lab.paper.scaling import scaled
+from adadp_lab.paper.feature_scaling import scaled
 
 T = TypeVar("T")
 #: Training inputs and labels, test inputs and labels, on the device.
@@ -24,7 +24,7 @@ Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass
-class Bench:
+class Workbench:
     """One worker's. `data_dir` is where data sets lie; `scratch` is a folder that all workers share."""
 
     device: str = "cpu"
@@ -81,7 +81,7 @@ class Bench:
     ) -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
         """CIFAR-10 through convolutions pre-trained on CIFAR-100, the map itself, and some public features.
 
-        `scaling` is one of `adadp_lab.paper.scaling`; `blocks` is of how many of a wide net's last blocks.
+        `scaling` is one of `adadp_lab.paper.feature_scaling`; `blocks` is of how many of a wide net's last blocks.
         """
 
         def make() -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from adadp_lab.paper.claims import CLAIMS, Claim
 from adadp_lab.paper.item import Finding, Word
-from adadp_lab.paper.summary import table
+from adadp_lab.report.tables import table
 
 PUBLISHED = ("as printed", "lot", "example")
 NOT_RUN = Finding("", {})

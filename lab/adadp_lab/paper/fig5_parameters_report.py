@@ -1,4 +1,4 @@
-"""The four parameter studies, from their records."""
+"""Figure 5: the four parameter studies, from their records."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from adadp_lab.paper.drawing import COLOURS, canvas, styled
 from adadp_lab.paper.item import Finding, Record, Report, Word
-from adadp_lab.paper.summary import Mean, accuracy, paragraph, table, trained, word
+from adadp_lab.paper.summary import accuracy, trained, word
+from adadp_lab.report.figures import COLOURS, canvas, styled
+from adadp_lab.report.tables import Mean, paragraph, table
 
 READINGS = {"adadp/lot": "lot", "adadp/example": "example", "adadp/sound": "sound"}
 AXIS = {"lr": "learning rate", "beta": "local clipping factor", "noise": "noise level", "lot": "lot size"}

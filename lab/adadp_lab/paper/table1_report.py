@@ -10,9 +10,10 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from adadp_lab.paper.contenders import NAME
-from adadp_lab.paper.drawing import COLOURS, canvas, styled
 from adadp_lab.paper.item import Finding, Record, Report, Word
-from adadp_lab.paper.summary import Mean, accuracy, curve, only, paragraph, table, trained, word
+from adadp_lab.paper.summary import accuracy, curve, only, trained, word
+from adadp_lab.report.figures import COLOURS, canvas, styled
+from adadp_lab.report.tables import Mean, paragraph, table
 
 #: Accuracy in percent -> epsilon of DPSGD and of AdaDP, as printed; and AdaDP's average reduction in percent.
 PRINTED = {

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import algorithms, models
-from adadp.engine import PrivacyEngine
-from adadp.shapes.probes import PinkNoise, Vectors
+from adadp_lab.bench.algorithms import stepper
 from adadp_lab.bench.clock import milliseconds
-from adadp_lab.paper.bench import Bench
 from adadp_lab.paper.item import Item, Job, Options, Record, Report, register
+from adadp_lab.paper.workbench import Workbench
 
 WHO = ("sgd", "dpsgd", "adadp/sound", "adadp/lot", "adadp/example", "agd", "dpopt/sound", "dpopt/published")
 BATCH = {"mnist": 120, "cifar10": 32}
 _FORM: dict[str, tuple[int, ...]] = {"mnist": (60,), "cifar10": (3, 32, 32)}
 
 
-def measure(settings: Mapping[str, Any], seed: int, bench: Bench) -> dict[str, Any]:
+def measure(settings: Mapping[str, Any], seed: int, bench: Workbench) -> dict[str, Any]:
     """Milliseconds a step, for every contender: median over rounds, and mean (a shape is refreshed every 50 steps)."""
     torch.manual_seed(seed)
     dataset, batch, rounds = settings["dataset"], settings["batch"], settings["rounds"]
@@ -48,42 +45,6 @@ def _parted(who: str) -> tuple[str, str | None]:
     return name, reading or None
 
 
-def stepper(
-    name: str,
-    reading: str | None,
-    model_name: str,
-    form: tuple[int, ...],
-    batch: int,
-    device: str = "cpu",
-    replayed: bool = False,
-) -> Callable[[], None]:
-    """A whole step of an algorithm, optimizer included, on random inputs of shape `form`.
-
-    With `replayed` the steps that can be are replayed on a GPU, as in training; neither plain SGD's nor AGD's can.
-    """
-    inputs, targets = torch.rand(batch, *form, device=device), torch.randint(10, (batch,), device=device)
-    module = models.build(model_name, form, 10).to(device)
-    made = algorithms.create(name, reading, {"lr": 1e-4})
-    optimizer = made.optimizer([p for p in module.parameters() if p.requires_grad])
-
-    if not made.private:
-        work = made.training_step(optimizer, module)
-        return lambda: work(inputs, targets)
-    probes = PinkNoise(form) if len(form) == 3 else Vectors(form[0])
-    _, private, lots = made.make_private(
-        PrivacyEngine(seed=0), module=module, optimizer=optimizer, noise_multiplier=8.0,
-        data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=batch),
-        task=algorithms.Task(batch, 100_000, probes), pad_lots=replayed and not made.looks,
-    )  # fmt: skip
-    work = made.training_step(private, module)
-
-    def step() -> None:
-        lots.open_for(batch)
-        work(inputs, targets)
-
-    return step
-
-
 def _jobs(options: Options) -> list[Job]:
     kind = "cuda" if options.device.startswith("cuda") else "cpu"
     rounds = 10 if options.quick else 150 if kind == "cuda" else 50
@@ -96,7 +57,7 @@ def _jobs(options: Options) -> list[Job]:
 
 
 def _report(records: Sequence[Record]) -> Report:
-    from adadp_lab.paper.timing_report import timing_report
+    from adadp_lab.paper.table2_report import timing_report
 
     return timing_report(records)
 

@@ -90,7 +90,7 @@ def _item(dataset: str, title: str, **needs: Any) -> Item:
         return jobs_of(dataset, options)
 
     def report(records: Sequence[Record]) -> Report:
-        from adadp_lab.paper.cost_report import cost_report
+        from adadp_lab.paper.table1_report import cost_report
 
         return cost_report(dataset, records)
 

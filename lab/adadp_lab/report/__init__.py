@@ -1,0 +1,1 @@
+"""What reports of the paper, of benchmarks and of experiments share: files, tables, figures."""
