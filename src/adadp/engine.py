@@ -40,9 +40,9 @@ from adadp.gradients.capture.capture import copied_from
 from adadp.mechanism import observation
 from adadp.mechanism.optimizer import Penalty, PrivateOptimizer
 from adadp.mechanism.step import PrivateStep
-from adadp.mechanism.watch import AroundCalls, Record
 from adadp.randomness import Randomness
-from adadp.sampling.loader import PrivateLoader, check_loader
+from adadp.sampling.loader import PrivateLoader, check_loader, check_parts
+from adadp.sampling.lot import Lots
 from adadp.sampling.schemes import SAMPLINGS, Sampling
 
 #: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
@@ -91,7 +91,6 @@ class PrivacyEngine:
         self._runs: list[Run] = []
         self._numbers = itertools.count()  # of runs: taken before they start, by whatever thread
         self._left: list[Counter[str]] = []  # of lots, for each run
-        self._record: Record | None = None  # of the last run
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
 
@@ -101,7 +100,7 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        fresh: dict[str, Any] = {"_runs": [], "_left": [], "_record": None, "_numbers": itertools.count()}
+        fresh: dict[str, Any] = {"_runs": [], "_left": [], "_numbers": itertools.count()}
         return {**vars(self), **fresh, "_randomness": copy.copy(self._randomness)}
 
     # ---- making things private ----------------------------------------------------------------------------------
@@ -181,16 +180,8 @@ class PrivacyEngine:
         if reasons:
             covered = event if isinstance(event, PoissonGaussian | FixedSizeGaussian) else None
             event = Uncovered("; ".join(reasons), covered)
+        check_parts(max_physical_batch_size, prefetch)
         randomness = self._randomness.spawn(f"run {next(self._numbers)}")
-        loader = PrivateLoader(
-            data_loader,
-            drawn,
-            randomness,
-            max_physical_batch_size,
-            pad_lots,
-            batch_first=batch_first,
-            prefetch=prefetch,
-        )
         trained = trained_before(module, optimizer)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
         try:
@@ -220,7 +211,6 @@ class PrivacyEngine:
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
-        record = self._record = Record(run)
         for notice in capture.notices:
             warnings.warn(notice, stacklevel=2)
         step = step_class(
@@ -229,15 +219,23 @@ class PrivacyEngine:
             noise_multiplier=sigma,
             expected_lot=drawn.lot,
             event=event,
-            charge=record.charge,
+            charge=run.charge,
             randomness=randomness,
             mean_loss=loss_reduction == "mean",
             loss_scale=loss_scale,
             count_nonfinite=expose_raw,
         )
-        loader.lots.on_hand_out = step.open
-        loader.lots.note = record.note
-        trial.on_refusal = lambda text: record.note(reasons=[f"refused while training: {text}"])
+        trial.on_refusal = lambda text: run.note_once_charged(reasons=[f"refused while training: {text}"])
+        loader = PrivateLoader(
+            data_loader,
+            drawn,
+            randomness,
+            max_physical_batch_size,
+            pad_lots,
+            batch_first=batch_first,
+            prefetch=prefetch,
+            lots=Lots(step.open, run.note_once_charged),
+        )
         self._left.append(loader.lots.left)
         take(module, capture)
         _PAID[module] = self._open()
@@ -254,8 +252,6 @@ class PrivacyEngine:
             penalty=penalty,
             expose_raw=expose_raw,
         )
-        around = AroundCalls(loader.lots, trial, private)
-        capture.on_first_call, capture.after_call = around, around.after
         observation.attach(private, loader)
         return called, private, loader
 
@@ -353,7 +349,7 @@ class PrivacyEngine:
         neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
         strict = ledger.untried if self.strict else ()
         left = sum(counter.total() for counter in self._left)
-        waiting = () if self._record is None else self._record.waiting
+        waiting = self._runs[-1].waiting if self._runs else ()
         return ledger.guarantee(
             delta,
             accountant=self.accountant_name if neighbours == Neighbours.ADD_REMOVE else "rdp",

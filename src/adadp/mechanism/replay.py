@@ -127,7 +127,7 @@ class TrainingStep:
         with advising(count, lambda size: self._fits(batch, count, size)):
             losses = self.loss(*batch)
             if self._tries:
-                self.optimizer.refuse_foreign_leaves(losses)
+                self.optimizer._rules.refuse_foreign_leaves(losses)
             _backward(self.optimizer, losses)
         self.optimizer.step()
 
@@ -175,8 +175,8 @@ class TrainingStep:
     def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         optimizer, step = self.optimizer, self.optimizer._step
         step.refuse_misuse(microbatch)
-        optimizer.refuse_changes(microbatch)
-        optimizer.say_untried()
+        optimizer._rules.refuse_changes(microbatch)
+        optimizer._rules.say_untried()
         step.charge(microbatch.of)
         begun = not step.clipping.steady()
         if begun:

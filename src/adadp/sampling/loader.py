@@ -53,9 +53,9 @@ class PrivateLoader:
         *,
         batch_first: bool = True,
         prefetch: torch.device | str | None = None,
+        lots: Lots | None = None,
     ) -> None:
-        if max_physical_batch_size is not None and max_physical_batch_size < 1:
-            raise ConfigurationError(f"max_physical_batch_size must be at least 1, not {max_physical_batch_size}")
+        check_parts(max_physical_batch_size, prefetch)
         self.pad_lots = pad_lots
         if pad_lots and max_physical_batch_size is None:
             max_physical_batch_size = sampling.capacity
@@ -65,7 +65,7 @@ class PrivateLoader:
         self.batch_size = sampling.lot
         self.max_physical_batch_size = max_physical_batch_size
         self.whole_lots = False
-        self.lots = Lots()
+        self.lots = Lots() if lots is None else lots
         self.prefetch = None if prefetch is None else torch.device(prefetch)
         self.batch_first = batch_first
         self._randomness = randomness
@@ -248,6 +248,14 @@ class _Iteration:
             return part
 
         tree_map(keep, dict(batch) if hasattr(batch, "keys") else batch)
+
+
+def check_parts(max_physical_batch_size: int | None, prefetch: torch.device | str | None) -> None:
+    """Raise where lots cannot be handed out in such parts, or on such a device."""
+    if max_physical_batch_size is not None and max_physical_batch_size < 1:
+        raise ConfigurationError(f"max_physical_batch_size must be at least 1, not {max_physical_batch_size}")
+    if prefetch is not None:
+        torch.device(prefetch)
 
 
 def check_loader(loader: DataLoader[Any]) -> tuple[int, int]:

@@ -116,16 +116,25 @@ def microbatches(number: int, indices: Sequence[int], size: int | None, planned:
 
 
 class Lots:
-    """The lots of one run, of which one is out at a time. `note` writes reasons for *none* and notes into the run."""
+    """The lots of one run, of which one is out at a time.
 
-    def __init__(self) -> None:
+    Args:
+        on_hand_out: called with each microbatch as the loop gets it (`PrivateStep.open`).
+        note: writes reasons for *none* and notes into the run (`Run.note_once_charged`).
+
+    """
+
+    def __init__(
+        self,
+        on_hand_out: Callable[[Microbatch], None] = lambda microbatch: None,
+        note: Callable[..., None] = lambda **facts: None,
+    ) -> None:
+        self.on_hand_out, self.note = on_hand_out, note
         self.current: Microbatch | None = None
         self.whole: Microbatch | None = None  # as it was handed out, where `current` is a part that was cut from it
         self.next = 0  # the number of the lot that will be opened next
         self.left: Counter[str] = Counter()  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
-        self.note: Callable[..., None] = lambda **facts: None
-        self.on_hand_out: Callable[[Microbatch], None] = lambda microbatch: None
         self._holder: object = None  # the iteration that handed out `current`
         self._handed: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
