@@ -28,7 +28,7 @@ from adadp.errors import ConfigurationError
 from adadp.randomness import Randomness
 from adadp.sampling.batches import filled_up
 from adadp.sampling.lot import Lot, Lots, Microbatch, microbatches
-from adadp.sampling.schemes import Sampling
+from adadp.sampling.schemes import Sampling, scheme
 
 
 class PrivateLoader:
@@ -256,6 +256,13 @@ def check_parts(max_physical_batch_size: int | None, prefetch: torch.device | st
         raise ConfigurationError(f"max_physical_batch_size must be at least 1, not {max_physical_batch_size}")
     if prefetch is not None:
         torch.device(prefetch)
+
+
+def sampling_of(loader: DataLoader[Any], name: str, poisson_sampling: bool | None = None) -> Sampling:
+    """The scheme called `name` over the dataset and lot of a user's loader; `poisson_sampling` is Opacus's name."""
+    if poisson_sampling is not None:
+        name = "poisson" if poisson_sampling else "shuffle"
+    return scheme(name)(*check_loader(loader))
 
 
 def check_loader(loader: DataLoader[Any]) -> tuple[int, int]:
