@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,11 +22,11 @@ from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
 from adadp.accounting.target import noise_for_target
 from adadp.checks.assumptions import standing, untried_at_start
-from adadp.checks.setup import check_training, clipping_of, note_serving, number
+from adadp.checks.setup import check_training, number
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
 from adadp.checks.weights import inherit_spending, take, trained_before, watching
-from adadp.clipping import Clipping
+from adadp.clipping import Clipping, by_name
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
 from adadp.mechanism import observation
@@ -34,7 +35,10 @@ from adadp.mechanism.step import PrivateStep
 from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader, check_parts, sampling_of
 from adadp.sampling.lot import Lots
-from adadp.sampling.schemes import Sampling, accountant_under
+from adadp.sampling.schemes import Sampling
+
+#: Clippings, shapes and sources that serve a run already: they keep its state.
+_SERVING: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 class PrivacyEngine:
@@ -150,9 +154,10 @@ class PrivacyEngine:
         called, module = module, uncompiled(module)
         # Everything that may be refused is refused before anything is changed.
         sigma = Gaussian(number("noise_multiplier", noise_multiplier)).noise_multiplier
-        chosen = clipping_of(clipping, max_grad_norm)
+        chosen = _clipping_of(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
-        check_training(module, optimizer, data_loader.dataset, chosen, loss_reduction, loss_scale)
+        check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)
+        chosen.check(name for name, _ in module.named_parameters())
         exposed = ["expose_raw shows counts over private examples without noise"] if expose_raw else []
         reasons = [*drawn.reasons, *chosen.reasons, *exposed]
         if reasons and self.budget is not None:
@@ -215,7 +220,7 @@ class PrivacyEngine:
         )
         self._left.append(loader.lots.left)
         take(module, capture, self._open())
-        note_serving(chosen)
+        _SERVING.update(chosen.objects())
         private = PrivateOptimizer(
             optimizer,
             step,
@@ -253,7 +258,7 @@ class PrivacyEngine:
         """
         if (epochs is None) == (steps is None):
             raise ConfigurationError("give either epochs= or steps=, and not both")
-        chosen = clipping_of(clipping, max_grad_norm)
+        chosen = _clipping_of(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
         planned = steps if steps is not None else (epochs or 0) * len(drawn)
         if planned < 1:
@@ -267,7 +272,7 @@ class PrivacyEngine:
             planned,
             target_epsilon,
             target_delta,
-            accountant=drawn.accountant(self.accountant_name),
+            accountant=self._accountant_for(drawn),
             neighbours=drawn.neighbours,
         )
         before = self.budget
@@ -316,7 +321,7 @@ class PrivacyEngine:
         waiting = self._last.waiting if self._last is not None else ()
         return ledger.guarantee(
             delta,
-            accountant=accountant_under(neighbours, self.accountant_name),
+            accountant=self.accountant_name if neighbours == Neighbours.ADD_REMOVE else "rdp",
             reasons=[*waiting, *(f"strict=True, and this could not be tried: {text}" for text in strict)],
             notes=[f"lots that were handed out and left: {left}"] if left else [],
         )
@@ -334,6 +339,9 @@ class PrivacyEngine:
 
     def _sampling(self, loader: DataLoader[Any], sampling: str, poisson_sampling: bool | None) -> Sampling:
         return sampling_of(loader, sampling, poisson_sampling)
+
+    def _accountant_for(self, sampling: Sampling) -> str:
+        return "rdp" if sampling.neighbours == Neighbours.REPLACE_ONE else self.accountant_name
 
     def _open(self) -> Ledger:
         if observation.watching() and getattr(self._ledger, "path", None) is not None:
@@ -378,13 +386,28 @@ class PrivacyEngine:
             plan,
             seed=seed,
             budget=self.budget,
-            accountant=sampling.accountant(self.accountant_name),
+            accountant=self._accountant_for(sampling),
             assumptions=assumptions,
             untried=untried,
         )
         self._runs.append(run)
         self._neighbours = sampling.neighbours
         return run
+
+
+def _clipping_of(clipping: str | Clipping, max_grad_norm: float | None) -> Clipping:
+    """The clipping that was asked for, by name or as an object that serves no other run."""
+    if isinstance(clipping, str):
+        return by_name(clipping, 1.0 if max_grad_norm is None else max_grad_norm)
+    if not isinstance(clipping, Clipping):
+        raise ConfigurationError(f"clipping must be a name or a Clipping, not {type(clipping).__name__}")
+    if max_grad_norm is not None:
+        raise ConfigurationError("max_grad_norm goes with a clipping's name: a clipping object has its own bound")
+    if any(part in _SERVING for part in clipping.objects()):
+        raise ConfigurationError(
+            "this clipping (or its shape or source) serves another run, whose state it keeps: make a new one"
+        )
+    return clipping
 
 
 def is_private(module: nn.Module) -> bool:

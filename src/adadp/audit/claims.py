@@ -11,7 +11,6 @@ from adadp.accounting.curves import privacy_profile
 from adadp.accounting.events import Neighbours
 from adadp.accounting.renyi import as_gaussian
 from adadp.audit.bounds import Claim, gaussian_claim
-from adadp.sampling.schemes import accountant_under
 
 _POINTS = 60
 """Of a profile that is not Gaussian's: fewer make the curve lower, never higher."""
@@ -44,7 +43,7 @@ def of_guarantee(composition: Canonical, epsilon: float, delta: float, neighbour
         return Promise(gaussian_claim(gaussian.compose(plain)), delta, epsilon, epsilon, True)
     top = 1.5 * max(epsilon, 0.1)
     epsilons = [top * index / _POINTS for index in range(_POINTS + 1)]
-    accountant = accountant_under(neighbours, default_accountant(composition))
+    accountant = default_accountant(composition) if neighbours is Neighbours.ADD_REMOVE else "rdp"
     deltas = privacy_profile(composition, epsilons, accountant=accountant, neighbours=neighbours, aim=delta)
     return Promise(Claim((*epsilons, epsilon), (*deltas, delta)), delta, epsilon, epsilon, False)
 

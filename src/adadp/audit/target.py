@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.calibration import calibrate_noise
-from adadp.accounting.events import Event, Neighbours, PoissonGaussian
+from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian
 from adadp.accounting.ledger import Ledger
 from adadp.algorithms import Algorithm, Task
 from adadp.algorithms.dpsgd import DPSGD
@@ -23,7 +23,7 @@ from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
-from adadp.sampling.schemes import Poisson, Sampling, scheme
+from adadp.sampling.schemes import Sampling, scheme
 from adadp.shapes.sources import InputMaker
 
 
@@ -181,14 +181,20 @@ def calibrated(target: Target, epsilon: float) -> float:
     """The noise at which `target` costs `epsilon` (or claims to, where no proof covers it)."""
     setting, algorithm = target.setting, target.algorithm()
     _require_private(algorithm)
-    drawn = scheme(target.options.get("sampling", "poisson"))(setting.examples, setting.lot)
-    if drawn.reasons:  # what is claimed for such lots is claimed for those of Poisson sampling
-        drawn = Poisson(setting.examples, setting.lot)
+    accountant = algorithm.accountant if algorithm.sound else "theorem1"
+    if target.neighbours is Neighbours.REPLACE_ONE:
+        accountant = "rdp"
+
+    def event(noise_multiplier: float) -> Event:
+        if target.neighbours is Neighbours.REPLACE_ONE:
+            return FixedSizeGaussian(noise_multiplier, setting.examples, setting.lot)
+        return PoissonGaussian(noise_multiplier, setting.rate)
+
     found = calibrate_noise(
-        lambda sigma: [(drawn.event(sigma), setting.steps)],
+        lambda sigma: [(event(sigma), setting.steps)],
         epsilon,
         setting.delta,
-        accountant=drawn.accountant(algorithm.accountant if algorithm.sound else "theorem1"),
+        accountant=accountant,
         neighbours=target.neighbours,
     )
     return found.noise_multiplier

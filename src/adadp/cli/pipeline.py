@@ -83,9 +83,8 @@ class Pipeline:
 
     def default_accountant(self) -> str:
         """`pld` wherever it covers the sampling."""
-        from adadp.accounting.accountants import default_accountant
-
-        return default_accountant([(self.step(1.0), 1)])
+        whole = self.lot == self.examples
+        return "pld" if self.sampling is Sampling.POISSON or whole else "rdp"
 
     def step(self, noise_multiplier: float) -> Event:
         """One training step."""

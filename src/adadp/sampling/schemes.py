@@ -27,7 +27,6 @@ class Sampling(ABC):
         name: in `make_private(sampling=name)`.
         neighbours: the relation under which a proof covers the scheme.
         reasons: why no proof covers it; empty where one does.
-        only_accountant: the one accountant that is used for this scheme, None where all of them cover it.
 
     """
 
@@ -43,7 +42,6 @@ class Sampling(ABC):
     name: str
     neighbours: Neighbours
     reasons: tuple[str, ...] = ()
-    only_accountant: str | None = None
 
     def __len__(self) -> int:
         """Lots in an epoch: as many as it takes for each example to be seen once on average."""
@@ -68,10 +66,6 @@ class Sampling(ABC):
         if not reasons:
             return event
         return Uncovered("; ".join(reasons), event if isinstance(event, PoissonGaussian | FixedSizeGaussian) else None)
-
-    def accountant(self, preferred: str) -> str:
-        """The accountant for this scheme's releases: `preferred`, where it covers them."""
-        return self.only_accountant or preferred
 
 
 class Poisson(Sampling):
@@ -123,7 +117,6 @@ class FixedSize(Sampling):
 
     name = "fixed"
     neighbours = Neighbours.REPLACE_ONE
-    only_accountant = "rdp"  # no loss distribution of sampling without replacement is known
 
     def draw(self, lot: int, randomness: Randomness) -> torch.Tensor:
         return randomness.stream(f"lot {lot}").permutation(self.examples)[: self.lot]
@@ -159,9 +152,3 @@ def scheme(name: str) -> type[Sampling]:
     if name not in SAMPLINGS:
         raise ConfigurationError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {name!r}")
     return SAMPLINGS[name]
-
-
-def accountant_under(neighbours: Neighbours | None, preferred: str) -> str:
-    """The accountant for a ledger of this relation, whose lots were drawn by the scheme that has it."""
-    found = (kind.only_accountant for kind in SAMPLINGS.values() if kind.neighbours == neighbours)
-    return next((name for name in found if name is not None), preferred)
