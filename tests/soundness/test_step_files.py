@@ -22,7 +22,7 @@ MOST_FILES = 10
 LEAVES = {
     "checks/": "each function raises, or notes something for the guarantee: no number of a release is made there",
     "gradients/capture/slot.py": "stands in for parameters while the model runs, so that an unseen use is refused",
-    "clipping/early.py": "an optimisation of Local: asked once for each pass, it returns at once for every other clipping",
+    "clipping/early.py": "an optimisation of Local: for every other clipping it returns at once",
     "gradients/layers/": "one layer's rule: its input and output gradient in, its per-example gradients out",
     "gradients/forms/": "linear algebra with one layer's per-example gradients: norms, and sums with given weights",
     "gradients/rounding.py": "the arithmetic that the forms use, and how many bits it has",
