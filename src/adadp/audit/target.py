@@ -23,7 +23,7 @@ from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
-from adadp.sampling.schemes import Sampling, scheme
+from adadp.sampling.schemes import Sampling
 from adadp.shapes.sources import InputMaker
 
 
@@ -93,7 +93,8 @@ class Target:
     @property
     def neighbours(self) -> Neighbours:
         """Which pairs of datasets the guarantee compares."""
-        return scheme(self.options.get("sampling", "poisson")).neighbours
+        fixed = self.options.get("sampling") == "fixed"
+        return Neighbours.REPLACE_ONE if fixed else Neighbours.ADD_REMOVE
 
     def describe(self) -> dict[str, Any]:
         """Every number of a trial."""
