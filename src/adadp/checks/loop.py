@@ -1,4 +1,4 @@
-"""What a training loop must not do between a batch and its step, and what it does that nobody can try."""
+"""What a training loop must not do between a batch and its step, and what it does that no trial can test."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class Passes(Protocol):
 
 
 class LoopRules:
-    """The rules of one run's loop: each method raises, or notes for the guarantee what could not be tried.
+    """The rules that one run's loop has to keep.
 
-    Nothing that is computed here reaches a release.
+    Each check raises `TrainingLoopError`, or records in the run what the guarantee then rests on untested. Nothing that
+    is computed here becomes part of a release.
     """
 
     def __init__(

@@ -17,7 +17,11 @@ class CannotBeReplayedError(Exception):
 
 
 class KeptState:
-    """Everything that a clipping, its shape and its source keep between lots, by where it is kept."""
+    """A snapshot of all attributes of a clipping, its shape and its source, each by its path.
+
+    A recorded step works on the tensors that the objects held when it was recorded. After an ordinary step those must
+    be the ones that are held again, with the new numbers (`take_over`).
+    """
 
     def __init__(self, objects: list[object]) -> None:
         self._objects = objects
@@ -27,14 +31,14 @@ class KeptState:
         self._others = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
 
     def kept_in(self, now: KeptState) -> bool:
-        """Whether the same things are kept still, each in its place."""
+        """Whether `now` holds the same objects at the same paths; a source's count of lots may differ."""
         mine, others = self.tensors | self._others, now.tensors | now._others
         return mine.keys() == others.keys() and all(
             self._counted(path) or _same(value, others[path]) for path, value in mine.items()
         )
 
     def _counted(self, path: tuple[Any, ...]) -> bool:
-        """Whether that is a source's number of lots."""
+        """Whether the path is a source's count of lots."""
         return path[1:] == ("step",) and isinstance(self._objects[path[0]], Source)
 
     def restore(self) -> None:
@@ -93,14 +97,14 @@ class KeptState:
 
 
 def _copy(value: Any) -> Any:
-    """Containers anew, with the same things in them."""
+    """A copy of dicts and lists, with the same leaves."""
     if isinstance(value, dict):
         return {key: _copy(part) for key, part in value.items()}
     return [_copy(part) for part in value] if isinstance(value, list) else value
 
 
 def _walk(value: Any, path: tuple[Any, ...], deep: bool = False) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What is kept, by where it is kept; `deep` looks into a shape's factors too, which are else taken as they are."""
+    """All leaves with their paths. With `deep`, factors of shapes and tuples are walked into; otherwise they are leaves."""
     if deep and isinstance(value, Spectrum | Factor):
         yield (*path, type), type(value)
         value = vars(value)
@@ -112,7 +116,7 @@ def _walk(value: Any, path: tuple[Any, ...], deep: bool = False) -> Iterator[tup
 
 
 def _no_wider(path: tuple[Any, ...], old: Any, new: Any) -> bool:
-    """Whether that is the spread of a factor, and bounds for the old one hold for the new."""
+    """Whether the path is the spread of a factor and the new one is no larger, so that bounds for the old one hold."""
     return bool(path[-1] == "spread" and isinstance(old, float) and isinstance(new, float) and new <= old)
 
 

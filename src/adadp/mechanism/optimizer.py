@@ -1,4 +1,8 @@
-"""The optimizer that the user's loop sees: the user's own, fed with private gradients."""
+"""The optimizer that the training loop calls: the user's own, which receives private gradients only.
+
+`backward(losses)` differentiates a batch. `step()` adds it to its lot and, with the lot's last batch, releases a
+gradient and lets the user's optimizer step with it. What the loop must not do in between is in `adadp.checks.loop`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Lot, Microbatch
 
 Penalty = Callable[[nn.Module], Tensor]
-"""A function of the weights alone, as a scalar."""
+"""A scalar function of the weights alone."""
 
 SPENDING = "adadp"
 """Where `state_dict()` keeps what was spent."""
@@ -34,10 +38,20 @@ class BudgetWarning(UserWarning):
 
 
 class PrivateOptimizer(Optimizer):
-    """Wraps a `torch.optim` optimizer; `step()` releases a private gradient and lets that optimizer use it.
+    """Wraps a `torch.optim` optimizer. Made by `PrivacyEngine.make_private`.
 
-    While a lot is not complete (it came as several microbatches), `step()` only adds up. `param_groups`, `state` and
-    learning-rate schedulers are those of the wrapped optimizer, which is at `original_optimizer`.
+    `step()` must be called once for each batch of the private loader. If the batch is not the last of its lot, `step()`
+    only adds its bounded sums to the lot's. `param_groups`, `state` and `defaults` are those of the wrapped optimizer,
+    so learning-rate schedulers work as usual.
+
+    Attributes:
+        original_optimizer: the wrapped optimizer.
+        stepped: whether the last `step()` released a gradient and changed the weights. This is public.
+
+    Guarantee:
+        The wrapped optimizer sees `.grad` values that were clipped, noised and charged (plus the gradient of `penalty`,
+        a function of the weights), and nothing else of the data.
+
     """
 
     _step_supports_amp_scaling = True  # so that a GradScaler reaches `step`, which says why it cannot be used
@@ -119,7 +133,12 @@ class PrivateOptimizer(Optimizer):
 
     @property
     def raw_nonfinite(self) -> int:
-        """How many examples' gradients were not finite so far. Not noised: it takes the guarantee away."""
+        """How many examples' gradients were not finite so far: a count without noise.
+
+        Raises:
+            NoGuaranteeError: `expose_raw` was not set in `make_private`.
+
+        """
         if not self._expose_raw:
             raise NoGuaranteeError(
                 "raw_nonfinite is a count over private examples without noise: make_private(..., expose_raw=True) "
@@ -128,20 +147,25 @@ class PrivateOptimizer(Optimizer):
         return 0 if self._step.nonfinite is None else int(self._step.nonfinite)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer does; what a backward pass brought for this batch, before any step, is dropped."""
+        """Clear `.grad` as the wrapped optimizer does, and drop what backward passes recorded since the last step."""
         self._step.forget()
         self.original_optimizer.zero_grad(set_to_none)
 
-    # ---- what was spent goes where the weights go -----------------------------------------------------------------
+    # ---- a checkpoint carries what was spent on it ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, and under "adadp" what was spent on the weights that go with it."""
+        """The wrapped optimizer's state, and under "adadp" what the ledger holds for the weights that go with it."""
         return {**self.original_optimizer.state_dict(), SPENDING: self._ledger.spending()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the wrapped optimizer. What the state was paid with is charged to this engine's ledger as well.
+        """Load a state into the wrapped optimizer, and charge what was spent on it to this engine's ledger.
 
-        Runs that the ledger holds already are not charged twice; those on other datasets are kept apart.
+        Runs that the ledger already holds are not charged twice; runs on other datasets are kept separately.
+
+        Raises:
+            LedgerError: what was spent cannot be read, or is under another neighbouring relation or unit.
+            BudgetExhaustedError: the ledger's budget does not allow it.
+
         """
         spent = state_dict.get(SPENDING)
         if spent is not None:
@@ -156,7 +180,10 @@ class PrivateOptimizer(Optimizer):
         raise ConfigurationError("parameters cannot be added after make_private: build the optimizer with all of them")
 
     def observe(self, observer: Observer | None) -> None:
-        """Show every release to `observer`, before and after its noise. The guarantee is none from then on."""
+        """Show every release to `observer` before and after its noise (audits, tests); None ends it.
+
+        The run has no guarantee from the first observer on.
+        """
         self._step.observer = observer
         if observer is not None:
             self._run.note(reasons=[OBSERVED])
@@ -164,15 +191,15 @@ class PrivateOptimizer(Optimizer):
     # ---- a batch ----------------------------------------------------------------------------------------------------
 
     def backward(self, losses: Tensor, **kwargs: Any) -> None:
-        """The backward pass from one loss for each example: the front door.
+        """Run the backward pass from one loss for each example. This is the recommended way; `step()` follows.
 
-        Each example's gradient is that of its own loss, whatever the number of the others: the mean over the expected
-        lot is taken after the noise. `step()` comes next, as ever.
+        Each example's gradient is that of its own loss, however many others there are: the mean over the expected lot
+        is taken after the noise.
 
         Args:
-            losses: [n], one for each row of the batch (`reduction="none"`; `adadp.losses` has more), row i a function
-                of example i and the weights alone.
-            kwargs: those of `torch.autograd.backward` (retain_graph).
+            losses: one loss for each row of the batch, shape [n] (`reduction="none"`; see `adadp.losses`). Row i must
+                be a function of example i and the weights alone.
+            kwargs: passed to `torch.autograd.backward` (retain_graph).
 
         Raises:
             TrainingLoopError: the losses are not one for each row, or depend on weights outside the module; or, on
@@ -196,7 +223,7 @@ class PrivateOptimizer(Optimizer):
             )
 
     def backward_by_rows(self, losses: Tensor, **kwargs: Any) -> None:
-        """As `backward`, of losses that were tried, or need not be."""
+        """As `backward`, without a trial of the losses."""
         self._refuse_shape(losses)
         step = self._step
         if step.capture.recorded and step.rows is None:
@@ -207,10 +234,21 @@ class PrivateOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None, *, keep: Tensor | None = None) -> Any:
-        """Add the current microbatch; when its lot is complete, release its private gradient and step with it.
+        """Add the current microbatch to its lot. If the lot is then complete, release its gradient and step with it.
 
-        `stepped` says afterwards whether it did. `keep`, [n] of bool, leaves examples out of the sum: whether example
-        i is kept must follow from example i and the weights alone.
+        Where the budget does not allow the release, nothing is released, the loader ends, and `BudgetWarning` warns.
+
+        Args:
+            closure: called first, with gradients enabled, if given.
+            keep: bool, [n]; examples with False are left out of the sum. Whether example i is kept must depend on
+                example i and the weights alone.
+
+        Returns:
+            What `closure` returned.
+
+        Raises:
+            TrainingLoopError: the loop broke a rule (`adadp.checks.loop`); the message says which, and what to do.
+
         """
         self.stepped = False
         if getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None:
@@ -245,7 +283,7 @@ class PrivateOptimizer(Optimizer):
         return microbatch
 
     def release(self, microbatch: Microbatch, keep: Tensor | None = None) -> None:
-        """Add the microbatch whose backward pass has just ended; if it is its lot's last, set private gradients."""
+        """Add the microbatch whose backward pass has ended; if it is the last of its lot, set private gradients."""
         self._rules.refuse_changes(microbatch)
         self._step.refuse_misuse(microbatch)
         self._rules.check_passes(microbatch, keep)
@@ -257,13 +295,13 @@ class PrivateOptimizer(Optimizer):
             self._set_gradients(microbatch.of)
 
     def stop(self, spent: BudgetExhaustedError) -> None:
-        """The budget allows no further release: the loader gives out nothing more."""
+        """End training: the budget does not allow another release, so the loader hands out no more batches."""
         self._loader.lots.stopped = True
         warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=3)
 
     @torch.no_grad()
     def step_with(self, gradients: Mapping[str, Tensor]) -> None:
-        """Step with private gradients that were made elsewhere (`adadp.mechanism.replay`)."""
+        """Step with private gradients that a replay computed (`adadp.mechanism.replay`)."""
         for name, gradient in gradients.items():
             self._set(name, gradient)
         self.original_optimizer.step()
@@ -284,11 +322,11 @@ class PrivateOptimizer(Optimizer):
                 private = private + penalties[name]
             earlier = self._rules.earlier(name)
             if earlier is not None:
-                private = private + earlier  # what earlier lots released adds up, as ever without zero_grad()
+                private = private + earlier  # without zero_grad() gradients accumulate, as in torch
             self._set(name, private)
 
     def _penalties(self) -> dict[str, Tensor]:
-        """The gradient of the declared term on the weights, which no example has a part in."""
+        """The gradient of the declared penalty, by parameter: no example contributes to it."""
         if self._penalty is None:
             return {}
         trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}

@@ -19,7 +19,16 @@ from adadp.sampling.lot import Microbatch
 
 
 class Recording:
-    """One recorded step: where its batch is put, what it leaves, and the state of the clipping that it works on."""
+    """A step recorded on one lot.
+
+    It owns the tensors that a replay reads its batch from, the gradients that a replay writes, and the state of the
+    clipping that the recorded work reads and writes in place. Recording computes nothing: the first replay does.
+
+    Guarantee:
+        A replay does the work of an ordinary step on a lot of the same `signature`: it bounds the examples of the batch
+        it is given and draws new noise. The caller charges the lot before `play`.
+
+    """
 
     def __init__(
         self,
@@ -38,7 +47,7 @@ class Recording:
         self._real = torch.zeros((), dtype=torch.long, device=device)
         objects = step.clipping.objects()
         before = KeptState(objects)
-        self._state = before  # with all that the recorded work reads, and whoever made it may have let go of
+        self._state = before  # also keeps alive what the recorded work reads and nobody else may hold
         self._graph = torch.cuda.CUDAGraph()
         self._graph.register_generator_state(step._randomness.generator(device))
         optimizer.zero_grad()
@@ -52,7 +61,7 @@ class Recording:
                     optimizer.release(recorded)
                     before.follow(KeptState(objects))
         except BaseException:
-            optimizer.zero_grad()  # nobody has computed what was set there
+            optimizer.zero_grad()  # the gradients that were set were not computed
             step.capture.discard()
             step.take_back(microbatch)
             step._randomness.renew(device)
@@ -64,7 +73,7 @@ class Recording:
         self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
 
     def play(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
-        """Put a lot's batch in place and start the recorded work on it."""
+        """Copy a lot's batch into the recorded one's tensors and start the recorded work."""
         for own, given in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
             if isinstance(own, Tensor):
                 own.copy_(given, non_blocking=True)
@@ -72,7 +81,7 @@ class Recording:
         self._graph.replay()
 
     def current(self, optimizer: PrivateOptimizer) -> bool:
-        """Whether the clipping's state is the one that was recorded: what an ordinary step made of it is taken over."""
+        """Whether the clipping's state is still the recorded one, or was copied into it (`KeptState.take_over`)."""
         step = optimizer._step
         if self._begun != step.begun:  # not all lots since were replayed
             now = KeptState(step.clipping.objects())
@@ -83,7 +92,7 @@ class Recording:
 
 
 def backward(optimizer: PrivateOptimizer, losses: Tensor) -> None:
-    """From one loss for each row, or from the scalar that they were put together to."""
+    """Differentiate one loss for each row, or a scalar."""
     if losses.ndim:
         optimizer.backward_by_rows(losses)
     else:
@@ -92,7 +101,7 @@ def backward(optimizer: PrivateOptimizer, losses: Tensor) -> None:
 
 @contextmanager
 def recording_into(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Iterator[None]:
-    """Record what is launched inside. An older recording that Python's collector came across could not be freed now."""
+    """Record what is launched inside. No garbage is collected: a graph cannot be freed while another is recorded."""
     collecting = gc.isenabled()
     gc.disable()
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -111,7 +120,7 @@ def recording_into(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any 
 
 
 def keeper() -> torch.cuda.CUDAGraph:
-    """A recording of next to nothing. While it lives, the memory of every recording serves the next one too."""
+    """A recording of almost nothing, whose memory pool all recordings share: it lives on between them."""
     graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
     with recording_into(graph, device):
         torch.zeros(1, device=device)
@@ -119,7 +128,7 @@ def keeper() -> torch.cuda.CUDAGraph:
 
 
 def signature_of(optimizer: PrivateOptimizer, microbatch: Microbatch, batch: tuple[Any, ...]) -> Any:
-    """What Python and the libraries decide by. Two lots with the same signature are the same work."""
+    """Everything that Python and the libraries decide by. Lots with equal signatures need the same work."""
     step = optimizer._step
     leaves, form = tree_flatten(batch)
     parts = [(part.shape, part.dtype) if isinstance(part, Tensor) else part for part in leaves if _is_copied(part)]

@@ -1,9 +1,11 @@
 """A training step that a GPU replays: recorded once as a CUDA graph, then started by one call instead of hundreds.
 
-A step of a small model is over on the GPU before Python has asked for half of it. A recording has no Python in it, so
-whatever Python decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`). What
-must happen on the host for a lot happens before the replay: it is charged and counted, and a shape that is due is
-refreshed, whose numbers the recording takes over.
+A GPU finishes a small model's step faster than Python can launch it. A recording contains no Python, so whatever Python
+decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`). What the host must do
+for a lot happens before the replay: the lot is charged and counted, and a shape that is due is refreshed and its
+numbers are copied into the recording's.
+
+This file decides when a step is made ordinarily, recorded or replayed; `recording` is one recorded step.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from adadp.out_of_memory import advising, out_of_memory
 from adadp.sampling.batches import some_rows
 from adadp.sampling.lot import Microbatch
 
-#: Ordinary steps before the first recording: libraries choose their ways and kernels are compiled in them.
+#: Ordinary steps before the first recording: in them libraries choose algorithms and kernels are compiled.
 WARM_UP = 2
-#: Lots within which a first recording is waited for, once a step was tried: what is recorded is tried then.
+#: Before this lot, a trial that is due waits for the first recording: what is recorded is tried then.
 _SOON = 8
 #: The first lot of the schedule of trials (`adadp.checks.schedule`) that is tried though steps are replayed.
 FIRST_BESIDE_REPLAYS = 1000
@@ -35,15 +37,21 @@ FIRST_BESIDE_REPLAYS = 1000
 class TrainingStep:
     """Everything between two batches: `step(inputs, targets)` is zero_grad, losses, backward and optimizer.step().
 
-    `loss(*batch)` returns one loss for each row of the batch, [n], and runs the private module. (A scalar, the mean or
-    sum that `make_private` was told of, is taken as well.) Lots larger than `max_physical_batch_size` are cut in here:
-    the loop sees one batch for each lot.
+    Lots larger than `max_physical_batch_size` are cut here: the loop sees one batch for each lot. On a CPU, and
+    wherever a step cannot be recorded, the same work is done step by step. Nothing is returned: no guarantee covers a
+    loss over private examples.
 
-    The loss is called once for each recording, so it must do the same for every batch, and find all of the batch in
-    its arguments: whatever else it reads stays as it was recorded, and that lot would be seen again with every other.
-    On a CPU, and wherever a step cannot be recorded, the same work is done step by step; `replays` counts what was
-    replayed, `why_not` says what stands in the way. Nothing is returned: a loss over private examples is not covered by
-    any guarantee.
+    Args:
+        optimizer: the private optimizer.
+        loss: `loss(*batch)` runs the private module and returns one loss for each row of the batch, [n] (or the scalar
+            that `make_private(loss_reduction=)` was told of). It is called once for each recording, so it must do the
+            same for every batch and read the batch from its arguments alone: anything else that it reads stays as it
+            was recorded, and that lot would be used again with every other.
+
+    Attributes:
+        replays: how many steps were replayed.
+        why_not: why steps are not replayed; None where they are.
+
     """
 
     def __init__(self, optimizer: PrivateOptimizer, loss: Callable[..., Tensor]) -> None:
