@@ -120,7 +120,7 @@ class PrivacyEngine:
         public_examples: Any = None,
         step_class: Callable[..., PrivateStep] = PrivateStep,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-        """The same module, an optimizer and a loader that together train it privately.
+        """Make a module's training private: its loop stays as it is, with the optimizer and loader that are returned.
 
         Args:
             module: trained in place; it keeps its class and its state_dict. torch.compile may come before or after.
@@ -136,7 +136,7 @@ class PrivacyEngine:
             batch_first: False where sequences inside the model are [T, N, ...].
             criterion: the loss, an nn.Module that the loop calls; it is tried for mixing examples where it is used.
             max_physical_batch_size: a larger lot arrives in several batches; the loop need not know.
-            pad_lots: give every batch the same size, filled up with examples that count for nothing (`TrainingStep`).
+            pad_lots: give every batch the same size by rows that are not counted (`TrainingStep` needs it).
             through_func: names of modules whose gradients torch.func is to take ("" for all of the model).
             func_chunk: how many examples torch.func takes at a time.
             loss_scale: a constant by which the loop multiplies the loss before backward (float16).
@@ -149,6 +149,20 @@ class PrivacyEngine:
             public_examples: items of public data with the dataset's structure, a list or a Dataset: what can be tried
                 is tried on them, and on private examples only where they cannot be run.
             step_class: makes the step, for algorithms that release more on a lot than its gradient (`algorithms.agd`).
+
+        Returns:
+            `module` itself, the private optimizer and the private loader.
+
+        Raises:
+            ConfigurationError, UnsupportedModuleError: what was given cannot be trained privately; the message says why
+                and what to do. Nothing was changed.
+            NoGuaranteeError: the engine has a budget, and no proof covers these settings.
+            BudgetExhaustedError: the weights bring along more spending than the ledger's budget holds.
+
+        Guarantee:
+            What the optimizer does to the weights is, for each lot, one Gaussian release on a lot drawn by `sampling`,
+            charged to the ledger before it is made. `guarantee(delta)` says what all of them cost, and what that rests
+            on.
 
         """
         called, module = module, uncompiled(module)
@@ -253,8 +267,26 @@ class PrivacyEngine:
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, with the least noise for which `epochs` (or `steps`) cost at most the target.
 
-        What the ledger holds already is part of the target. The target becomes the engine's budget, unless it was
+        What the ledger already holds counts towards the target. The target becomes the engine's budget, unless it was
         given one: training ends before it is exceeded.
+
+        Args:
+            module, optimizer, data_loader, max_grad_norm, clipping, sampling, poisson_sampling: as in `make_private`.
+            target_epsilon: of everything in the ledger, together with the planned steps.
+            target_delta: the delta at which the target holds.
+            epochs: planned passes over the dataset, `len(loader)` lots each; or
+            steps: planned lots.
+            settings: the other arguments of `make_private`.
+
+        Returns:
+            As `make_private`.
+
+        Raises:
+            ConfigurationError: neither or both of `epochs` and `steps` are given, or there is no target for one run
+                because the ledger's budget is kept by a privacy filter.
+            NoGuaranteeError: no proof covers the clipping or the sampling.
+            AccountingError: no noise reaches the target.
+
         """
         if (epochs is None) == (steps is None):
             raise ConfigurationError("give either epochs= or steps=, and not both")
@@ -294,7 +326,7 @@ class PrivacyEngine:
             raise
 
     def detach(self, module: nn.Module) -> None:
-        """Take the engine's hooks off a module: it is an ordinary one again."""
+        """Remove the engine's hooks from a module, which is an ordinary one again. What was spent stays charged."""
         capture = watching(module)
         if capture is not None:
             capture.detach()
@@ -313,7 +345,7 @@ class PrivacyEngine:
     # ---- what may be said -----------------------------------------------------------------------------------------
 
     def guarantee(self, delta: float) -> Guarantee:
-        """What may be said about everything that this engine's ledger holds, at `delta`."""
+        """The guarantee at `delta` for everything that this engine's ledger holds, or *none* and the reasons."""
         ledger = self._open()
         neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
         strict = ledger.untried if self.strict else ()

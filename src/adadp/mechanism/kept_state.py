@@ -104,7 +104,7 @@ def _copy(value: Any) -> Any:
 
 
 def _walk(value: Any, path: tuple[Any, ...], deep: bool = False) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """All leaves with their paths. With `deep`, factors of shapes and tuples are walked into; otherwise they are leaves."""
+    """All leaves with their paths. With `deep`, tuples and factors of shapes are walked into, too."""
     if deep and isinstance(value, Spectrum | Factor):
         yield (*path, type), type(value)
         value = vars(value)
