@@ -282,10 +282,9 @@ class PrivacyEngine:
             As `make_private`.
 
         Raises:
-            ConfigurationError: neither or both of `epochs` and `steps` are given, or there is no target for one run
-                because the ledger's budget is kept by a privacy filter.
+            ConfigurationError: neither or both of `epochs` and `steps` are given, or no noise reaches the target, or
+                there is no target for one run because the ledger's budget is kept by a privacy filter.
             NoGuaranteeError: no proof covers the clipping or the sampling.
-            AccountingError: no noise reaches the target.
 
         """
         if (epochs is None) == (steps is None):

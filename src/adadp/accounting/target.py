@@ -31,8 +31,8 @@ def noise_for_target(
         neighbours: the relation of the ledger.
 
     Raises:
-        ConfigurationError: the ledger's budget is kept by a privacy filter, which leaves no target for one run.
-        AccountingError: no noise reaches the target.
+        ConfigurationError: no noise reaches the target; or the ledger's budget is kept by a filter, which leaves
+            no target for one run.
 
     """
     from adadp.accounting.calibration import calibrate_noise  # the accounting stack is needed only here

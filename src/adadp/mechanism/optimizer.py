@@ -37,6 +37,15 @@ class BudgetWarning(UserWarning):
     """The budget is spent: the last step did not run, and the loader gives out nothing more."""
 
 
+def _of_original(name: str) -> Any:
+    """An attribute of the wrapped optimizer as one of the private one."""
+    return property(
+        lambda self: getattr(self.original_optimizer, name),
+        lambda self, value: setattr(self.original_optimizer, name, value),
+        doc=f"The wrapped optimizer's {name}.",
+    )
+
+
 class PrivateOptimizer(Optimizer):
     """Wraps a `torch.optim` optimizer. Made by `PrivacyEngine.make_private`.
 
@@ -94,32 +103,9 @@ class PrivateOptimizer(Optimizer):
             "state_dict(), which carries what was spent."
         )
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's."""
-        return self.original_optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.original_optimizer.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        """The wrapped optimizer's."""
-        return self.original_optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.original_optimizer.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The wrapped optimizer's."""
-        return self.original_optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.original_optimizer.defaults = defaults
+    param_groups = _of_original("param_groups")
+    state = _of_original("state")
+    defaults = _of_original("defaults")
 
     @property
     def noise_multiplier(self) -> float:
