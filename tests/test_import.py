@@ -23,6 +23,10 @@ def test_ledger_and_guarantee_load_neither_torch_nor_the_accounting_stack() -> N
     assert not loaded & {"torch", "dp_accounting", "scipy"}
 
 
+def test_sampling_schemes_load_no_torch() -> None:
+    assert "torch" not in loaded_after("import adadp.sampling.schemes, adadp.cli.pipeline")
+
+
 def test_the_engine_loads_no_accounting_stack() -> None:
     loaded = loaded_after("from adadp import PrivacyEngine")
     assert "torch" in loaded

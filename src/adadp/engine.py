@@ -17,38 +17,26 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from adadp.accounting.budget import Budget
-from adadp.accounting.events import (
-    Event,
-    FixedSizeGaussian,
-    Gaussian,
-    Neighbours,
-    PoissonGaussian,
-    RenyiBlock,
-    Uncovered,
-)
+from adadp.accounting.events import Gaussian, Neighbours
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
-from adadp.checks.assumptions import ONE_BY_ONE, PENALTY, STANDING, TRAINED_BEFORE
-from adadp.checks.dataset import problems_of
+from adadp.accounting.target import noise_for_target
+from adadp.checks.assumptions import standing, untried_at_start
+from adadp.checks.setup import check_training, number
 from adadp.checks.trial import Trial
-from adadp.checks.validation import check_module, check_optimizer, uncompiled
-from adadp.checks.weights import take, taken, trained_before
+from adadp.checks.validation import uncompiled
+from adadp.checks.weights import inherit_spending, take, trained_before, watching
 from adadp.clipping import Clipping, by_name
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
-from adadp.gradients.capture.capture import copied_from
 from adadp.mechanism import observation
 from adadp.mechanism.optimizer import Penalty, PrivateOptimizer
 from adadp.mechanism.step import PrivateStep
-from adadp.mechanism.watch import AroundCalls, Record
 from adadp.randomness import Randomness
-from adadp.sampling.loader import PrivateLoader, check_loader
-from adadp.sampling.schemes import SAMPLINGS, Sampling
+from adadp.sampling.loader import PrivateLoader, check_parts, sampling_of
+from adadp.sampling.lot import Lots
+from adadp.sampling.schemes import Sampling
 
-#: What watches a module. The module's own hooks keep the capture alive, so that both can go together.
-_PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
-#: The ledger that a module's training was charged to: whoever trains it on goes on from what it holds.
-_PAID: weakref.WeakKeyDictionary[nn.Module, Ledger] = weakref.WeakKeyDictionary()
 #: Clippings, shapes and sources that serve a run already: they keep its state.
 _SERVING: weakref.WeakSet[object] = weakref.WeakSet()
 
@@ -90,8 +78,8 @@ class PrivacyEngine:
         self._dataset = dataset
         self._runs: list[Run] = []
         self._numbers = itertools.count()  # of runs: taken before they start, by whatever thread
+        self._last: Run | None = None  # of a module that was made private
         self._left: list[Counter[str]] = []  # of lots, for each run
-        self._record: Record | None = None  # of the last run
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
 
@@ -101,7 +89,7 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        fresh: dict[str, Any] = {"_runs": [], "_left": [], "_record": None, "_numbers": itertools.count()}
+        fresh: dict[str, Any] = {"_runs": [], "_left": [], "_last": None, "_numbers": itertools.count()}
         return {**vars(self), **fresh, "_randomness": copy.copy(self._randomness)}
 
     # ---- making things private ----------------------------------------------------------------------------------
@@ -132,7 +120,7 @@ class PrivacyEngine:
         public_examples: Any = None,
         step_class: Callable[..., PrivateStep] = PrivateStep,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-        """The same module, an optimizer and a loader that together train it privately.
+        """Make a module's training private: its loop stays as it is, with the optimizer and loader that are returned.
 
         Args:
             module: trained in place; it keeps its class and its state_dict. torch.compile may come before or after.
@@ -148,7 +136,7 @@ class PrivacyEngine:
             batch_first: False where sequences inside the model are [T, N, ...].
             criterion: the loss, an nn.Module that the loop calls; it is tried for mixing examples where it is used.
             max_physical_batch_size: a larger lot arrives in several batches; the loop need not know.
-            pad_lots: give every batch the same size, filled up with examples that count for nothing (`TrainingStep`).
+            pad_lots: give every batch the same size by rows that are not counted (`TrainingStep` needs it).
             through_func: names of modules whose gradients torch.func is to take ("" for all of the model).
             func_chunk: how many examples torch.func takes at a time.
             loss_scale: a constant by which the loop multiplies the loss before backward (float16).
@@ -162,35 +150,34 @@ class PrivacyEngine:
                 is tried on them, and on private examples only where they cannot be run.
             step_class: makes the step, for algorithms that release more on a lot than its gradient (`algorithms.agd`).
 
+        Returns:
+            `module` itself, the private optimizer and the private loader.
+
+        Raises:
+            ConfigurationError, UnsupportedModuleError: what was given cannot be trained privately; the message says why
+                and what to do. Nothing was changed.
+            NoGuaranteeError: the engine has a budget, and no proof covers these settings.
+            BudgetExhaustedError: the weights bring along more spending than the ledger's budget holds.
+
+        Guarantee:
+            What the optimizer does to the weights is, for each lot, one Gaussian release on a lot drawn by `sampling`,
+            charged to the ledger before it is made. `guarantee(delta)` says what all of them cost, and what that rests
+            on.
+
         """
         called, module = module, uncompiled(module)
-        sigma = Gaussian(_number("noise_multiplier", noise_multiplier)).noise_multiplier
-        chosen = self._clipping(clipping, max_grad_norm)
+        # Everything that may be refused is refused before anything is changed.
+        sigma = Gaussian(number("noise_multiplier", noise_multiplier)).noise_multiplier
+        chosen = _clipping_of(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
-        self._check(module, optimizer, loss_reduction, loss_scale)
-        twice = problems_of(data_loader.dataset)
-        if twice:
-            raise ConfigurationError("; ".join(twice))
+        check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)
         chosen.check(name for name, _ in module.named_parameters())
-        reasons = [*drawn.reasons, *chosen.reasons]
-        if expose_raw:
-            reasons.append("expose_raw shows counts over private examples without noise")
+        exposed = ["expose_raw shows counts over private examples without noise"] if expose_raw else []
+        reasons = [*drawn.reasons, *chosen.reasons, *exposed]
         if reasons and self.budget is not None:
             raise NoGuaranteeError("a budget cannot be kept where the guarantee is none: " + "; ".join(reasons))
-        event = drawn.event(sigma)
-        if reasons:
-            covered = event if isinstance(event, PoissonGaussian | FixedSizeGaussian) else None
-            event = Uncovered("; ".join(reasons), covered)
+        check_parts(max_physical_batch_size, prefetch)
         randomness = self._randomness.spawn(f"run {next(self._numbers)}")
-        loader = PrivateLoader(
-            data_loader,
-            drawn,
-            randomness,
-            max_physical_batch_size,
-            pad_lots,
-            batch_first=batch_first,
-            prefetch=prefetch,
-        )
         trained = trained_before(module, optimizer)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
         try:
@@ -206,42 +193,47 @@ class PrivacyEngine:
             )
             if criterion is not None:
                 trial.of_criterion(criterion)
-            assumptions = [
-                *(text.format(reduction=loss_reduction) for text in STANDING),
-                *([] if penalty is None else [PENALTY]),
-                *chosen.assumptions,
-                randomness.assumption,
-            ]
-            untried = [*trial.untried.values(), *([TRAINED_BEFORE] if trained else [])]
-            if min(drawn.lot, max_physical_batch_size or drawn.lot) == 1:
-                untried.append(ONE_BY_ONE)
-            run = self._start(drawn, sigma, chosen, steps, assumptions, untried)
-            self._inherit(module)  # which may refuse: then nothing is left watching
+            largest = min(drawn.lot, max_physical_batch_size or drawn.lot)
+            run = self._start(
+                drawn,
+                sigma,
+                chosen,
+                steps,
+                [*standing(loss_reduction, penalty is not None), *chosen.assumptions, randomness.assumption],
+                [*trial.untried.values(), *untried_at_start(trained, largest)],
+            )
+            inherit_spending(module, self._open())  # which may refuse: then nothing is left watching
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
-        record = self._record = Record(run)
+        self._last = run
         for notice in capture.notices:
             warnings.warn(notice, stacklevel=2)
+        trial.on_refusal = lambda text: run.note_once_charged(reasons=[f"refused while training: {text}"])
         step = step_class(
             capture,
             chosen,
             noise_multiplier=sigma,
             expected_lot=drawn.lot,
-            event=event,
-            charge=record.charge,
+            event=drawn.event_despite(sigma, reasons),
+            charge=run.charge,
             randomness=randomness,
             mean_loss=loss_reduction == "mean",
             loss_scale=loss_scale,
             count_nonfinite=expose_raw,
         )
-        loader.lots.on_hand_out = step.open
-        loader.lots.note = record.note
-        trial.on_refusal = lambda text: record.note(reasons=[f"refused while training: {text}"])
+        loader = PrivateLoader(
+            data_loader,
+            drawn,
+            randomness,
+            max_physical_batch_size,
+            pad_lots,
+            batch_first=batch_first,
+            prefetch=prefetch,
+            lots=Lots(step.open, run.note_once_charged),
+        )
         self._left.append(loader.lots.left)
-        take(module, capture)
-        _PAID[module] = self._open()
-        _PRIVATE[module] = weakref.ref(capture)
+        take(module, capture, self._open())
         _SERVING.update(chosen.objects())
         private = PrivateOptimizer(
             optimizer,
@@ -254,8 +246,6 @@ class PrivacyEngine:
             penalty=penalty,
             expose_raw=expose_raw,
         )
-        around = AroundCalls(loader.lots, trial, private)
-        capture.on_first_call, capture.after_call = around, around.after
         observation.attach(private, loader)
         return called, private, loader
 
@@ -277,12 +267,29 @@ class PrivacyEngine:
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, with the least noise for which `epochs` (or `steps`) cost at most the target.
 
-        What the ledger holds already is part of the target. The target becomes the engine's budget, unless it was
+        What the ledger already holds counts towards the target. The target becomes the engine's budget, unless it was
         given one: training ends before it is exceeded.
+
+        Args:
+            module, optimizer, data_loader, max_grad_norm, clipping, sampling, poisson_sampling: as in `make_private`.
+            target_epsilon: of everything in the ledger, together with the planned steps.
+            target_delta: the delta at which the target holds.
+            epochs: planned passes over the dataset, `len(loader)` lots each; or
+            steps: planned lots.
+            settings: the other arguments of `make_private`.
+
+        Returns:
+            As `make_private`.
+
+        Raises:
+            ConfigurationError: neither or both of `epochs` and `steps` are given, or no noise reaches the target, or
+                there is no target for one run because the ledger's budget is kept by a privacy filter.
+            NoGuaranteeError: no proof covers the clipping or the sampling.
+
         """
         if (epochs is None) == (steps is None):
             raise ConfigurationError("give either epochs= or steps=, and not both")
-        chosen = self._clipping(clipping, max_grad_norm)
+        chosen = _clipping_of(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
         planned = steps if steps is not None else (epochs or 0) * len(drawn)
         if planned < 1:
@@ -290,20 +297,10 @@ class PrivacyEngine:
         reasons = (*drawn.reasons, *chosen.reasons)
         if reasons:
             raise NoGuaranteeError("no noise reaches an epsilon where the guarantee is none: " + "; ".join(reasons))
-        from adadp.accounting.calibration import calibrate_noise  # the accounting stack is needed only here
-
-        spent = self._open().composition()
-        if any(isinstance(kept, RenyiBlock) for kept, _ in spent):
-            raise ConfigurationError(
-                "this ledger's budget is kept by a filter for all of its runs, so there is no target for one of them: "
-                "use make_private(noise_multiplier=...), which ends where the budget does, or another ledger"
-            )
-
-        def composition(noise_multiplier: float) -> list[tuple[Event, int]]:
-            return [*spent, (drawn.event(noise_multiplier), planned)]
-
-        found = calibrate_noise(
-            composition,
+        noise_multiplier = noise_for_target(
+            self._open().composition(),
+            drawn.event,
+            planned,
             target_epsilon,
             target_delta,
             accountant=self._accountant_for(drawn),
@@ -317,7 +314,7 @@ class PrivacyEngine:
                 module=module,
                 optimizer=optimizer,
                 data_loader=data_loader,
-                noise_multiplier=found.noise_multiplier,
+                noise_multiplier=noise_multiplier,
                 clipping=chosen,
                 sampling=drawn.name,
                 steps=planned,
@@ -328,11 +325,10 @@ class PrivacyEngine:
             raise
 
     def detach(self, module: nn.Module) -> None:
-        """Take the engine's hooks off a module: it is an ordinary one again."""
-        capture = _capture_of(module)
+        """Remove the engine's hooks from a module, which is an ordinary one again. What was spent stays charged."""
+        capture = watching(module)
         if capture is not None:
             capture.detach()
-            _PRIVATE.pop(capture.module, None)
 
     def close(self) -> None:
         """End this engine's runs in the ledger. What was reserved and not used is given back."""
@@ -348,12 +344,12 @@ class PrivacyEngine:
     # ---- what may be said -----------------------------------------------------------------------------------------
 
     def guarantee(self, delta: float) -> Guarantee:
-        """What may be said about everything that this engine's ledger holds, at `delta`."""
+        """The guarantee at `delta` for everything that this engine's ledger holds, or *none* and the reasons."""
         ledger = self._open()
         neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
         strict = ledger.untried if self.strict else ()
         left = sum(counter.total() for counter in self._left)
-        waiting = () if self._record is None else self._record.waiting
+        waiting = self._last.waiting if self._last is not None else ()
         return ledger.guarantee(
             delta,
             accountant=self.accountant_name if neighbours == Neighbours.ADD_REMOVE else "rdp",
@@ -372,47 +368,8 @@ class PrivacyEngine:
 
     # ---- in parts ---------------------------------------------------------------------------------------------------
 
-    def _clipping(self, clipping: str | Clipping, max_grad_norm: float | None) -> Clipping:
-        if isinstance(clipping, str):
-            return by_name(clipping, 1.0 if max_grad_norm is None else max_grad_norm)
-        if not isinstance(clipping, Clipping):
-            raise ConfigurationError(f"clipping must be a name or a Clipping, not {type(clipping).__name__}")
-        if max_grad_norm is not None:
-            raise ConfigurationError("max_grad_norm goes with a clipping's name: a clipping object has its own bound")
-        if any(part in _SERVING for part in clipping.objects()):
-            raise ConfigurationError(
-                "this clipping (or its shape or source) serves another run, whose state it keeps: make a new one"
-            )
-        return clipping
-
     def _sampling(self, loader: DataLoader[Any], sampling: str, poisson_sampling: bool | None) -> Sampling:
-        if poisson_sampling is not None:
-            sampling = "poisson" if poisson_sampling else "shuffle"
-        if sampling not in SAMPLINGS:
-            raise ConfigurationError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
-        return SAMPLINGS[sampling](*check_loader(loader))
-
-    def _check(
-        self,
-        module: nn.Module,
-        optimizer: Optimizer,
-        loss_reduction: str,
-        loss_scale: float,
-    ) -> None:
-        if is_private(module):
-            raise ConfigurationError("this module is private already; engine.detach(module) makes it an ordinary one")
-        shared = taken(module)
-        if shared is not None:
-            raise ConfigurationError(
-                f"{shared} is part of another private model: a backward pass through one would be taken for the "
-                "other's. Train them as one module with one loader, or give each its own copy."
-            )
-        check_module(module)
-        check_optimizer(module, optimizer)
-        if loss_reduction not in ("mean", "sum"):
-            raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
-        if not 0 < loss_scale < float("inf"):
-            raise ConfigurationError(f"loss_scale must be a finite number above 0, not {loss_scale!r}")
+        return sampling_of(loader, sampling, poisson_sampling)
 
     def _accountant_for(self, sampling: Sampling) -> str:
         return "rdp" if sampling.neighbours == Neighbours.REPLACE_ONE else self.accountant_name
@@ -431,15 +388,6 @@ class PrivacyEngine:
             budget = self.budget if new and self.budget is not self._target else None
             self._ledger = Ledger(path, dataset=self._dataset, neighbours=None, budget=budget)
         return self._ledger
-
-    def _inherit(self, module: nn.Module) -> None:
-        """Charge what was spent on these weights before, by another engine, or on those that they are a copy of."""
-        ledger = self._open()
-        copied = copied_from(module)
-        for source in (module, copied):
-            paid = None if source is None else _PAID.get(source)
-            if paid is not None and paid is not ledger:
-                ledger.inherit(paid.spending())
 
     def _start(
         self,
@@ -478,21 +426,24 @@ class PrivacyEngine:
         return run
 
 
-def _number(name: str, value: float) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"{name} must be a number, not {value!r}") from None
-
-
-def _capture_of(module: nn.Module) -> Capture | None:
-    reference = _PRIVATE.get(getattr(module, "_orig_mod", module))
-    return None if reference is None else reference()
+def _clipping_of(clipping: str | Clipping, max_grad_norm: float | None) -> Clipping:
+    """The clipping that was asked for, by name or as an object that serves no other run."""
+    if isinstance(clipping, str):
+        return by_name(clipping, 1.0 if max_grad_norm is None else max_grad_norm)
+    if not isinstance(clipping, Clipping):
+        raise ConfigurationError(f"clipping must be a name or a Clipping, not {type(clipping).__name__}")
+    if max_grad_norm is not None:
+        raise ConfigurationError("max_grad_norm goes with a clipping's name: a clipping object has its own bound")
+    if any(part in _SERVING for part in clipping.objects()):
+        raise ConfigurationError(
+            "this clipping (or its shape or source) serves another run, whose state it keeps: make a new one"
+        )
+    return clipping
 
 
 def is_private(module: nn.Module) -> bool:
     """Whether an engine watches this module."""
-    return _capture_of(module) is not None
+    return watching(module) is not None
 
 
 __all__ = ["PrivacyEngine", "is_private"]

@@ -149,3 +149,28 @@ def test_the_unit_of_the_plans_is_the_guarantees() -> None:
     with pytest.raises(LedgerError, match="'one patient', and the plan 'one example'"):
         ledger.start({})
     assert Ledger().guarantee(1e-5).unit == "one example"
+
+
+def test_reasons_wait_for_the_first_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(None, dataset="digits")
+    run = ledger.start({})
+    run.note_once_charged(reasons=["a batch was skipped"], notes=["a slow disk"])
+    assert ledger.reasons == ()
+    assert ledger.notes == ("a slow disk",)
+    assert run.waiting == ["a batch was skipped"]
+
+    def fail(*_: Any) -> None:
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Ledger, "_note", fail)
+        with pytest.raises(LedgerError, match="full"):
+            run.charge(STEP)
+    assert not run.charged()
+    assert run.waiting == ["a batch was skipped"]  # a failure to write them must not lose them
+    run.charge(STEP)
+    assert ledger.reasons == ("a batch was skipped",)
+    assert run.waiting == []
+    run.note_once_charged(reasons=["another"])  # from now on at once
+    assert ledger.reasons == ("a batch was skipped", "another")
+    assert ledger.guarantee(1e-5).epsilon is None

@@ -20,7 +20,7 @@ from adadp.algorithms.dpopt import OptimisedNoise
 from adadp.clipping import Grouped, PerLayer
 from adadp.errors import PrivacyError
 from adadp.gradients.forms.factors import LowRank
-from adadp.mechanism.replay import _CannotBeReplayedError, _State, _walk
+from adadp.mechanism.kept_state import CannotBeReplayedError, KeptState, _walk
 from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import State
@@ -141,16 +141,16 @@ def test_a_steady_lot_changes_tensors_and_counters_alone(name: str) -> None:
     run.go(2)
     steady, settled = 0, False
     for _ in range(20):
-        before, due = _State(run.clipping.objects()), run.clipping.steady()
+        before, due = KeptState(run.clipping.objects()), run.clipping.steady()
         run.go()
         settled, complete = due, due and settled
         if complete:
             steady += 1
-            values = {path: tensor.clone() for path, tensor in _State(run.clipping.objects()).tensors.items()}
-            before.follow(_State(run.clipping.objects()))
+            values = {path: tensor.clone() for path, tensor in KeptState(run.clipping.objects()).tensors.items()}
+            before.follow(KeptState(run.clipping.objects()))
             before.restore()
             run.clipping.count_lot()
-            now = _State(run.clipping.objects()).tensors
+            now = KeptState(run.clipping.objects()).tensors
             assert now.keys() == before.tensors.keys()
             for path, tensor in now.items():
                 assert tensor is before.tensors[path]
@@ -161,11 +161,11 @@ def test_a_steady_lot_changes_tensors_and_counters_alone(name: str) -> None:
 def test_a_refresh_cannot_be_replayed() -> None:
     run = Recorded(CLIPPINGS["Kronecker, probes"])
     run.go(4)
-    before = _State(run.clipping.objects())
+    before = KeptState(run.clipping.objects())
     assert not run.clipping.steady()
     run.go()
-    with pytest.raises(_CannotBeReplayedError):
-        before.follow(_State(run.clipping.objects()))
+    with pytest.raises(CannotBeReplayedError):
+        before.follow(KeptState(run.clipping.objects()))
 
 
 def test_each_lot_is_charged_once_and_never_released_twice() -> None:
@@ -207,8 +207,8 @@ class Tape:
 @pytest.fixture
 def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Tape)
-    monkeypatch.setattr("adadp.mechanism.replay._recorded", lambda *_: nullcontext())
-    monkeypatch.setattr("adadp.mechanism.replay._keeper", Tape)
+    monkeypatch.setattr("adadp.mechanism.recording.recording_into", lambda *_: nullcontext())
+    monkeypatch.setattr("adadp.mechanism.replay.keeper", Tape)
     monkeypatch.setattr("adadp.mechanism.replay._obstacle", lambda _: None)
     monkeypatch.setattr(TrainingStep, "_rehearse", TrainingStep._ordinarily)
     monkeypatch.setattr("adadp.shapes.spectrum._kept", lambda spread, _: rounded_up(spread))
@@ -246,7 +246,7 @@ def test_replayed_lots_are_counted_so_that_refreshes_come_when_they_are_due(name
         assert run.step.replays <= 10  # every fourth lot is an ordinary one
 
 
-def learnt(state: _State) -> dict[Any, Tensor]:
+def learnt(state: KeptState) -> dict[Any, Tensor]:
     """Every number that is kept, by where it is; the weights themselves are not the clipping's."""
     kept = _walk(state._kept, (), deep=True)
     return {path: value for path, value in kept if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)}
@@ -263,13 +263,13 @@ def test_a_recording_takes_over_what_a_refresh_made(
     assert before is not None
     read = {path: (tensor, tensor.clone()) for path, tensor in learnt(before._state).items()}
     made: list[dict[Any, Tensor]] = []
-    take_over = _State.take_over
+    take_over = KeptState.take_over
 
-    def watch(self: _State, now: _State) -> bool:
+    def watch(self: KeptState, now: KeptState) -> bool:
         made.append({path: tensor.clone() for path, tensor in learnt(now).items()})
         return take_over(self, now)
 
-    monkeypatch.setattr(_State, "take_over", watch)
+    monkeypatch.setattr(KeptState, "take_over", watch)
     for _ in range(5):  # a refresh is among them
         by_hand(run) if elsewhere else run.go()
     counted = next(part for part in run.clipping.objects() if isinstance(part, Source)).step
@@ -280,7 +280,7 @@ def test_a_recording_takes_over_what_a_refresh_made(
     assert run.step.why_not is None
     assert next(part for part in run.clipping.objects() if isinstance(part, Source)).step == counted + 1
     if made:  # all that the recording reads is in its old place, with the new numbers
-        now = learnt(_State(run.clipping.objects()))
+        now = learnt(KeptState(run.clipping.objects()))
         assert now.keys() == read.keys() == made[-1].keys()
         for path, tensor in now.items():
             assert tensor is read[path][0]
@@ -305,7 +305,7 @@ def test_a_refresh_that_a_recording_cannot_use_is_followed_by_an_ordinary_lot(
     if kind == "changed settings":
         run.clipping.max_grad_norm = 0.25  # type: ignore[attr-defined]
     else:
-        monkeypatch.setattr(_State, "take_over", lambda *_: False)
+        monkeypatch.setattr(KeptState, "take_over", lambda *_: False)
     run.go()
     assert (run.step.replays, source.step, len(charged), len(begun)) == (replays, lots + 1, 1, 1)
     assert run.optimizer._loader.current.of.state is State.RELEASED  # type: ignore[union-attr]
@@ -392,13 +392,13 @@ def _less(shape: Kronecker) -> None:
 def test_what_is_more_than_numbers_is_not_taken_over(change: Callable[[Kronecker], None]) -> None:
     run = Recorded(CLIPPINGS["Kronecker, probes"])
     run.go(2)
-    before = _State(run.clipping.objects())
+    before = KeptState(run.clipping.objects())
     kept = {path: tensor.clone() for path, tensor in learnt(before).items()}
     change(run.clipping.shape)  # type: ignore[attr-defined]
-    now = _State(run.clipping.objects())
+    now = KeptState(run.clipping.objects())
     assert not before.kept_in(now)
     assert not before.take_over(now)
-    assert now.kept_in(_State(run.clipping.objects()))
+    assert now.kept_in(KeptState(run.clipping.objects()))
     assert all(torch.equal(tensor, kept[path]) for path, tensor in learnt(before).items())
 
 
@@ -410,9 +410,9 @@ def test_a_lot_whose_recording_fails_at_the_end_is_released_once(monkeypatch: py
     run.go(2)
 
     def refuse(*_: Any) -> None:
-        raise _CannotBeReplayedError("on purpose")
+        raise CannotBeReplayedError("on purpose")
 
-    monkeypatch.setattr(_State, "follow", refuse)
+    monkeypatch.setattr(KeptState, "follow", refuse)
     generator = randomness.generator(torch.device("cpu"))
     with pytest.warns(UserWarning, match="on purpose"):
         run.go()
@@ -429,16 +429,16 @@ def test_an_interrupted_recording_leaves_nothing_behind(monkeypatch: pytest.Monk
     run = Recorded(CLIPPINGS["local"])
     while not (run.step._ordinary >= 2 and run.clipping.steady()):
         run.go()
-    before = _State(run.clipping.objects())
+    before = KeptState(run.clipping.objects())
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_State, "follow", interrupt)
+        patch.setattr(KeptState, "follow", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run.go()
-    assert before.kept_in(_State(run.clipping.objects()))
+    assert before.kept_in(KeptState(run.clipping.objects()))
     assert all(p.grad is None for p in run.optimizer._parameters.values())
     assert not run.optimizer._step.capture.recorded
     assert not run.optimizer._loader.current.of.sums  # type: ignore[union-attr]

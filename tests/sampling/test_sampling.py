@@ -27,7 +27,7 @@ from adadp.errors import ConfigurationError, TrainingLoopError
 from adadp.randomness import Randomness, Stream
 from adadp.sampling.loader import PrivateLoader, check_loader
 from adadp.sampling.lot import State
-from adadp.sampling.schemes import FixedSize, Poisson, Shuffle, _bernoulli_positions
+from adadp.sampling.schemes import FixedSize, Poisson, Shuffle, _bernoulli_positions, scheme
 
 
 class Numbers(Dataset[int]):
@@ -280,6 +280,16 @@ def test_a_lot_follows_from_its_number_alone() -> None:
     assert scheme.draw(3, source.spawn("run 0")).tolist() != ahead[0]
     secure = Randomness(secure=True)
     assert scheme.draw(7, secure).tolist() == scheme.draw(7, secure).tolist() != scheme.draw(8, secure).tolist()
+
+
+def test_a_scheme_says_what_a_release_costs() -> None:
+    for name, event in (("poisson", PoissonGaussian(2.0, 0.1)), ("fixed", FixedSizeGaussian(2.0, 60, 6))):
+        drawn = scheme(name)(60, 6)
+        assert drawn.event_despite(2.0, []) == drawn.event(2.0) == event
+        assert drawn.event_despite(2.0, ["this", "that"]) == Uncovered("this; that", event)
+    assert scheme("shuffle")(60, 6).event_despite(2.0, ["this"]) == Uncovered("this")
+    with pytest.raises(ConfigurationError, match="one of poisson, fixed, shuffle"):
+        scheme("reservoir")
 
 
 def test_stopped_gives_out_nothing_more() -> None:

@@ -58,6 +58,7 @@ class Run:
         # The ledger's own: a second lock could be taken in the other order by a thread that asks what was charged.
         self._mutex = ledger._mutex
         self._closed = False
+        self.waiting: list[str] = []  # reasons for *none* that are written with the first charge (`note_once_charged`)
         self._size, self._sync_time, self._since = 1, 0.0, time.perf_counter()
         self._charged_then = 0
         if durable:
@@ -71,6 +72,9 @@ class Run:
         """
         if os.getpid() != self._owner:  # before the lock, which a thread may have held when this process was forked
             raise self._unusable()
+        if self.waiting:
+            self.note(reasons=self.waiting)  # where this raises, they wait still
+            self.waiting = []
         with self._mutex:
             if type(count) is not int or count < 1:
                 raise ConfigurationError(f"count must be a whole number >= 1, not {count!r}")
@@ -110,6 +114,16 @@ class Run:
         moment that it takes, and `LedgerError` says if another run holds it.
         """
         self._ledger._note(self.id, Remarks.of(assumptions, reasons, untried, notes))
+
+    def note_once_charged(self, *, reasons: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+        """As `note`, but reasons wait for the first charge: a run that was refused before it released anything takes
+        no number away.
+        """
+        if self.charged():
+            self.note(reasons=reasons, notes=notes)
+        else:
+            self.waiting += reasons
+            self.note(notes=notes)
 
     def spending(self) -> dict[str, Any]:
         """What weights trained in this run have cost: `Ledger.spending`, because runs build on one another."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from adadp.accounting.guarantee import PUBLIC_NUMBER
 
 #: What every guarantee rests on, the most often broken first.
-STANDING = (
+_STANDING = (
     "nothing computed from a batch decides what the loop does next (skip, stop, rate, curriculum, checkpoint, log): "
     "losses and metrics of private batches are for the curator's eyes, and end nothing",
     "row i of the losses is computed from example i and the weights alone, not divided by a number of tokens, a length "
@@ -19,9 +19,20 @@ STANDING = (
     "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
     "computes it, an example's gradient does not depend on the others of its batch",
 )
-ONE_BY_ONE = "the batches hold one example each: whether the model and the loss keep examples apart could not be tried"
-PENALTY = "penalty= is a function of the weights alone: no private data is in it"
-TRAINED_BEFORE = (
+_ONE_BY_ONE = "the batches hold one example each: whether the model and the loss keep examples apart could not be tried"
+_PENALTY = "penalty= is a function of the weights alone: no private data is in it"
+_TRAINED_BEFORE = (
     "the weights were changed many times, or had gradients, before make_private: if they were trained on this data "
     "without privacy, no number here holds for the model"
 )
+
+
+def standing(loss_reduction: str, penalty: bool) -> list[str]:
+    """What the guarantee of a run rests on whatever its clipping and randomness are."""
+    texts = [text.format(reduction=loss_reduction) for text in _STANDING]
+    return [*texts, _PENALTY] if penalty else texts
+
+
+def untried_at_start(trained_before: bool, largest_batch: int) -> list[str]:
+    """What is known to be untried before the first batch is drawn."""
+    return [*([_TRAINED_BEFORE] if trained_before else []), *([_ONE_BY_ONE] if largest_batch == 1 else [])]

@@ -8,11 +8,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from adadp.accounting.ledger import Ledger
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture
+from adadp.gradients.capture.capture import copied_from
 
 #: Modules that belong to a private model, each with the capture that watches it.
 _TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
+
+#: The ledger that a module's training was charged to: whoever trains it on goes on from what it holds.
+_PAID: weakref.WeakKeyDictionary[nn.Module, Ledger] = weakref.WeakKeyDictionary()
 
 #: In-place changes that a freshly made or loaded parameter has at most; an optimizer makes one or more a step.
 _FRESH = 16
@@ -89,17 +94,38 @@ def _identities(entries: dict[str, Any]) -> list[int]:
 def taken(module: nn.Module) -> str | None:
     """The name of a part of `module` that belongs to another private model, None if there is none."""
     for name, part in module.named_modules():
-        reference = _TAKEN.get(part)
-        capture = None if reference is None else reference()
-        if capture is not None and capture.attached:
+        if _capture_of(part) is not None:
             return name or type(part).__name__
     return None
 
 
-def take(module: nn.Module, capture: Capture) -> None:
-    """Note that all parts of `module` are watched by `capture`."""
+def _capture_of(part: nn.Module) -> Capture | None:
+    reference = _TAKEN.get(part)
+    capture = None if reference is None else reference()
+    return capture if capture is not None and capture.attached else None
+
+
+def watching(module: nn.Module) -> Capture | None:
+    """The capture that watches this module (compiled or not) as a private model; None where it is an ordinary one."""
+    module = getattr(module, "_orig_mod", module)
+    capture = _capture_of(module)
+    return capture if capture is not None and capture.module is module else None
+
+
+def take(module: nn.Module, capture: Capture, ledger: Ledger) -> None:
+    """Note that all parts of `module` are watched by `capture`, and that its training is charged to `ledger`."""
+    _PAID[module] = ledger
     for part in module.modules():
+        # Weak: the module's own hooks keep the capture alive, so that both can go together.
         _TAKEN[part] = weakref.ref(capture)
+
+
+def inherit_spending(module: nn.Module, ledger: Ledger) -> None:
+    """Charge what was spent on these weights before, by another engine, or on those that they are a copy of."""
+    for source in (module, copied_from(module)):
+        paid = None if source is None else _PAID.get(source)
+        if paid is not None and paid is not ledger:
+            ledger.inherit(paid.spending())
 
 
 def trained_before(module: nn.Module, optimizer: Optimizer) -> bool:
@@ -127,4 +153,4 @@ def foreign_leaves(losses: Tensor, capture: Capture) -> str:
     return ""
 
 
-__all__ = ["Weights", "foreign_leaves", "take", "taken", "trained_before"]
+__all__ = ["Weights", "foreign_leaves", "inherit_spending", "take", "taken", "trained_before", "watching"]

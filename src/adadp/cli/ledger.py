@@ -109,8 +109,9 @@ def add(
     note: Annotated[str, typer.Option(help="What this was.")] = "",
 ) -> None:
     """Charge a run that was made elsewhere. A new ledger needs --dataset."""
-    from adadp.accounting.events import Gaussian, Neighbours
+    from adadp.accounting.events import Gaussian
     from adadp.accounting.ledger import Ledger
+    from adadp.sampling.schemes import scheme
 
     training = (examples, lot, noise_multiplier, steps)
     if any(value is not None for value in training):
@@ -123,7 +124,7 @@ def add(
         for sigma in gaussian or ():
             options.require_noise("--gaussian", sigma)
         composition = [(Gaussian(sigma), 1) for sigma in gaussian or ()]
-        relation = Neighbours.REPLACE_ONE if sampling is options.Sampling.FIXED else Neighbours.ADD_REMOVE
+        relation = scheme(sampling.value).neighbours
     if not any(count for _, count in composition):
         raise ConfigurationError("nothing to add: give a run's steps or a --gaussian")
     ledger = Ledger(path, dataset=dataset, neighbours=None)

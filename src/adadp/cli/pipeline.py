@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian
+from adadp.accounting.events import Event, Gaussian, Neighbours
 from adadp.accounting.guarantee import PUBLIC_NUMBER
 from adadp.errors import ConfigurationError
+from adadp.sampling.schemes import scheme
 
 _MOST_EXAMPLES, _MOST_STEPS = 10**12, 10**9
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
@@ -78,7 +79,7 @@ class Pipeline:
     @property
     def neighbours(self) -> Neighbours:
         """The relation for which this sampling has a proof."""
-        return Neighbours.ADD_REMOVE if self.sampling is Sampling.POISSON else Neighbours.REPLACE_ONE
+        return scheme(self.sampling.value).neighbours
 
     def default_accountant(self) -> str:
         """`pld` wherever it covers the sampling."""
@@ -87,9 +88,7 @@ class Pipeline:
 
     def step(self, noise_multiplier: float) -> Event:
         """One training step."""
-        if self.sampling is Sampling.POISSON:
-            return PoissonGaussian(noise_multiplier, self.lot / self.examples)
-        return FixedSizeGaussian(noise_multiplier, self.examples, self.lot)
+        return scheme(self.sampling.value)(self.examples, self.lot).event(noise_multiplier)
 
     def composition(self, noise_multiplier: float) -> list[tuple[Event, int]]:
         """Everything released."""

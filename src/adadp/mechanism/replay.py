@@ -1,38 +1,34 @@
 """A training step that a GPU replays: recorded once as a CUDA graph, then started by one call instead of hundreds.
 
-A step of a small model is over on the GPU before Python has asked for half of it. A recording has no Python in it, so
-whatever Python decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`). What
-must happen on the host for a lot happens before the replay: it is charged and counted, and a shape that is due is
-refreshed, whose numbers the recording takes over.
+A GPU finishes a small model's step faster than Python can launch it. A recording contains no Python, so whatever Python
+decides must be the same for every lot that is replayed: batches have one size (`pad_lots=True`). What the host must do
+for a lot happens before the replay: the lot is charged and counted, and a shape that is due is refreshed and its
+numbers are copied into the recording's.
+
+This file decides when a step is made ordinarily, recorded or replayed; `recording` is one recorded step.
 """
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from adadp.errors import BudgetExhaustedError
-from adadp.gradients.forms.factors import Factor
-from adadp.gradients.rounding import convolutions_are_cut, matmul_precision
 from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.mechanism.recording import Recording, backward, keeper, signature_of
 from adadp.mechanism.step import PrivateStep
 from adadp.out_of_memory import advising, out_of_memory
 from adadp.sampling.batches import some_rows
 from adadp.sampling.lot import Microbatch
-from adadp.shapes.sources import Source
-from adadp.shapes.spectrum import Spectrum
 
-#: Ordinary steps before the first recording: libraries choose their ways and kernels are compiled in them.
+#: Ordinary steps before the first recording: in them libraries choose algorithms and kernels are compiled.
 WARM_UP = 2
-#: Lots within which a first recording is waited for, once a step was tried: what is recorded is tried then.
+#: Before this lot, a trial that is due waits for the first recording: what is recorded is tried then.
 _SOON = 8
 #: The first lot of the schedule of trials (`adadp.checks.schedule`) that is tried though steps are replayed.
 FIRST_BESIDE_REPLAYS = 1000
@@ -41,22 +37,28 @@ FIRST_BESIDE_REPLAYS = 1000
 class TrainingStep:
     """Everything between two batches: `step(inputs, targets)` is zero_grad, losses, backward and optimizer.step().
 
-    `loss(*batch)` returns one loss for each row of the batch, [n], and runs the private module. (A scalar, the mean or
-    sum that `make_private` was told of, is taken as well.) Lots larger than `max_physical_batch_size` are cut in here:
-    the loop sees one batch for each lot.
+    Lots larger than `max_physical_batch_size` are cut here: the loop sees one batch for each lot. On a CPU, and
+    wherever a step cannot be recorded, the same work is done step by step. Nothing is returned: no guarantee covers a
+    loss over private examples.
 
-    The loss is called once for each recording, so it must do the same for every batch, and find all of the batch in
-    its arguments: whatever else it reads stays as it was recorded, and that lot would be seen again with every other.
-    On a CPU, and wherever a step cannot be recorded, the same work is done step by step; `replays` counts what was
-    replayed, `why_not` says what stands in the way. Nothing is returned: a loss over private examples is not covered by
-    any guarantee.
+    Args:
+        optimizer: the private optimizer.
+        loss: `loss(*batch)` runs the private module and returns one loss for each row of the batch, [n] (or the scalar
+            that `make_private(loss_reduction=)` was told of). It is called once for each recording, so it must do the
+            same for every batch and read the batch from its arguments alone: anything else that it reads stays as it
+            was recorded, and that lot would be used again with every other.
+
+    Attributes:
+        replays: how many steps were replayed.
+        why_not: why steps are not replayed; None where they are.
+
     """
 
     def __init__(self, optimizer: PrivateOptimizer, loss: Callable[..., Tensor]) -> None:
         self.optimizer, self.loss = optimizer, loss
         self.replays = 0
         self.why_not: str | None = _obstacle(optimizer)
-        self._recording: _Recording | None = None
+        self._recording: Recording | None = None
         self._keeper: torch.cuda.CUDAGraph | None = None
         self._ordinary = 0
         self._tries = False  # whether module and loss are tried on this lot
@@ -127,8 +129,8 @@ class TrainingStep:
         with advising(count, lambda size: self._fits(batch, count, size)):
             losses = self.loss(*batch)
             if self._tries:
-                self.optimizer.refuse_foreign_leaves(losses)
-            _backward(self.optimizer, losses)
+                self.optimizer._rules.refuse_foreign_leaves(losses)
+            backward(self.optimizer, losses)
         self.optimizer.step()
 
     def _fits(self, batch: tuple[Any, ...], count: int, size: int) -> bool:
@@ -175,14 +177,14 @@ class TrainingStep:
     def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         optimizer, step = self.optimizer, self.optimizer._step
         step.refuse_misuse(microbatch)
-        optimizer.refuse_changes(microbatch)
-        optimizer.say_untried()
+        optimizer._rules.refuse_changes(microbatch)
+        optimizer._rules.say_untried()
         step.charge(microbatch.of)
         begun = not step.clipping.steady()
         if begun:
             step.begin(microbatch)
             self._outdated()
-        signature = _signature(optimizer, microbatch, batch)
+        signature = signature_of(optimizer, microbatch, batch)
         if begun and (self._recording is None or self._recording.signature != signature):
             self._recording, self._ordinary = None, WARM_UP - 1
             self._ordinarily(batch)
@@ -198,121 +200,17 @@ class TrainingStep:
         self.replays += 1
         optimizer.step_with(self._recording.gradients)
 
-    def _record(self, signature: Any, microbatch: Microbatch, batch: tuple[Any, ...]) -> _Recording | None:
+    def _record(self, signature: Any, microbatch: Microbatch, batch: tuple[Any, ...]) -> Recording | None:
         with advising(microbatch.count, lambda size: self._fits(batch, microbatch.count, size)):
             self.optimizer._trial.before_recording(self.loss, batch, microbatch)
         try:
             if self._keeper is None:
-                self._keeper = _keeper()
-            return _Recording(self.optimizer, self.loss, signature, microbatch, batch, self._keeper.pool())
+                self._keeper = keeper()
+            return Recording(self.optimizer, self.loss, signature, microbatch, batch, self._keeper.pool())
         except Exception as error:  # whatever it is, an ordinary step is tried next, and says what is wrong
             self.why_not = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(f"steps are not replayed on the GPU, but made one by one: {self.why_not}", stacklevel=4)
         return None
-
-
-class _CannotBeReplayedError(Exception):
-    """A step does more on the host than a replay would do."""
-
-
-class _Recording:
-    """One recorded step: where its batch is put, what it leaves, and the state of the clipping that it works on."""
-
-    def __init__(
-        self,
-        optimizer: PrivateOptimizer,
-        loss: Callable[..., Tensor],
-        signature: Any,
-        microbatch: Microbatch,
-        batch: tuple[Any, ...],
-        pool: Any,
-    ) -> None:
-        self.signature = signature
-        step = optimizer._step
-        _refuse_what_is_not_copied(microbatch, tree_leaves(batch))
-        device = next(iter(optimizer._parameters.values())).device
-        self._batch = tree_map(lambda part: part.to(device, copy=True) if isinstance(part, Tensor) else part, batch)
-        self._real = torch.zeros((), dtype=torch.long, device=device)
-        objects = step.clipping.objects()
-        before = _State(objects)
-        self._state = before  # with all that the recorded work reads, and whoever made it may have let go of
-        self._graph = torch.cuda.CUDAGraph()
-        self._graph.register_generator_state(step._randomness.generator(device))
-        optimizer.zero_grad()
-        recorded = replace(microbatch, real=self._real)
-        lots = optimizer._loader.lots
-        lots.work_on(recorded)
-        try:
-            with _recorded(self._graph, device, pool):
-                _backward(optimizer, loss(*self._batch))
-                with torch.no_grad():
-                    optimizer.release(recorded)
-                    before.follow(_State(objects))
-        except BaseException:
-            optimizer.zero_grad()  # nobody has computed what was set there
-            step.capture.discard()
-            step.take_back(microbatch)
-            step._randomness.renew(device)
-            raise
-        finally:
-            before.restore()  # nothing was computed yet: the first replay does
-            lots.work_on(microbatch)
-        self._begun = step.begun
-        self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
-
-    def play(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
-        """Put a lot's batch in place and start the recorded work on it."""
-        for own, given in zip(tree_leaves(self._batch), tree_leaves(batch), strict=True):
-            if isinstance(own, Tensor):
-                own.copy_(given, non_blocking=True)
-        self._real.fill_(microbatch.real)
-        self._graph.replay()
-
-    def current(self, optimizer: PrivateOptimizer) -> bool:
-        """Whether the clipping's state is the one that was recorded: what an ordinary step made of it is taken over."""
-        step = optimizer._step
-        if self._begun != step.begun:  # not all lots since were replayed
-            now = _State(step.clipping.objects())
-            if not (self._state.kept_in(now) or self._state.take_over(now)):
-                return False
-            self._begun = step.begun
-        return True
-
-
-def _backward(optimizer: PrivateOptimizer, losses: Tensor) -> None:
-    """From one loss for each row, or from the scalar that they were put together to."""
-    if losses.ndim:
-        optimizer.backward_by_rows(losses)
-    else:
-        losses.backward()  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _recorded(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Iterator[None]:
-    """Record what is launched inside. An older recording that Python's collector came across could not be freed now."""
-    collecting = gc.isenabled()
-    gc.disable()
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(**({} if pool is None else {"pool": pool}), capture_error_mode="thread_local")
-            try:
-                yield
-            finally:
-                graph.capture_end()
-    finally:
-        torch.cuda.current_stream(device).wait_stream(stream)
-        if collecting:
-            gc.enable()
-
-
-def _keeper() -> torch.cuda.CUDAGraph:
-    """A recording of next to nothing. While it lives, the memory of every recording serves the next one too."""
-    graph, device = torch.cuda.CUDAGraph(), torch.device("cuda", torch.cuda.current_device())
-    with _recorded(graph, device):
-        torch.zeros(1, device=device)
-    return graph
 
 
 def _obstacle(optimizer: PrivateOptimizer) -> str | None:
@@ -335,142 +233,5 @@ def _obstacle(optimizer: PrivateOptimizer) -> str | None:
     return None
 
 
-def _signature(optimizer: PrivateOptimizer, microbatch: Microbatch, batch: tuple[Any, ...]) -> Any:
-    """What Python and the libraries decide by. Two lots with the same signature are the same work."""
-    step = optimizer._step
-    leaves, form = tree_flatten(batch)
-    parts = [(part.shape, part.dtype) if isinstance(part, Tensor) else part for part in leaves if _is_copied(part)]
-    weights = [(p.data_ptr(), p.requires_grad) for p in optimizer._parameters.values()]
-    precision = matmul_precision(), convolutions_are_cut()
-    modes = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), precision)
-    training = [part.training for part in step.capture.module.modules()]
-    numbers = microbatch.count, microbatch.planned, step.noise_multiplier, step.loss_scale
-    return numbers, form, parts, weights, modes, training, step.clipping.settings()
-
-
-def _is_copied(part: Any) -> bool:
-    """Whether a part of a batch is put in the recorded one's place, or is the same in both."""
-    return part is None or isinstance(part, Tensor | int | float | str)
-
-
-def _refuse_what_is_not_copied(microbatch: Microbatch, parts: list[Any]) -> None:
-    """A recording sees what is copied into its batch. Anything else would be the first lot's at every replay."""
-    foreign = [type(part).__name__ for part in parts if not _is_copied(part)]
-    if foreign:
-        raise _CannotBeReplayedError(f"the batch has a {foreign[0]} in it: only tensors can be given to a replay")
-    if not any(isinstance(part, Tensor) and part.ndim and microbatch.count in part.shape[:2] for part in parts):
-        raise _CannotBeReplayedError("no example is in what the step is given: the loss must take all of its batch")
-
-
 def _ours(part: object) -> bool:
     return type(part).__module__.partition(".")[0] == "adadp"
-
-
-class _State:
-    """Everything that a clipping, its shape and its source keep between lots, by where it is kept."""
-
-    def __init__(self, objects: list[object]) -> None:
-        self._objects = objects
-        self._kept = [_copy(vars(part)) for part in objects]
-        leaves = dict(_walk(self._kept, ()))
-        self.tensors: dict[Any, Tensor] = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
-        self._others = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
-
-    def kept_in(self, now: _State) -> bool:
-        """Whether the same things are kept still, each in its place."""
-        mine, others = self.tensors | self._others, now.tensors | now._others
-        return mine.keys() == others.keys() and all(
-            self._counted(path) or _same(value, others[path]) for path, value in mine.items()
-        )
-
-    def _counted(self, path: tuple[Any, ...]) -> bool:
-        """Whether that is a source's number of lots."""
-        return path[1:] == ("step",) and isinstance(self._objects[path[0]], Source)
-
-    def restore(self) -> None:
-        """Put everything back as it was."""
-        for part, kept in zip(self._objects, self._kept, strict=True):
-            vars(part).clear()
-            vars(part).update(_copy(kept))
-
-    def take_over(self, now: _State) -> bool:
-        """Copy the numbers that are kept now into the tensors that were kept then, and keep those again.
-
-        False, and nothing is done, where more than numbers differ: the host may then decide otherwise.
-        """
-        mine, others = dict(_walk(self._kept, (), deep=True)), dict(_walk(now._kept, (), deep=True))
-        if mine.keys() != others.keys():
-            return False
-        moved: list[tuple[Tensor, Tensor]] = []
-        stayed: set[int] = set()
-        for path, old in mine.items():
-            new = others[path]
-            if isinstance(old, Tensor) and isinstance(new, Tensor):
-                if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
-                    return False
-                if new is not old:
-                    moved.append((old, new))
-                else:
-                    stayed.add(_place(old))
-            elif not (self._counted(path) or _same(old, new) or _no_wider(path, old, new)):
-                return False
-        # Each place gets one value. None of these is itself a place, and no place is one of what stayed as it was.
-        pairs = {(_place(old), _place(new)) for old, new in moved}
-        places, values = {place for place, _ in pairs}, {value for _, value in pairs}
-        if len(places) < len(pairs) or places & (values | stayed):
-            return False
-        for old, new in moved:
-            old.copy_(new)
-        counts = {path: value for path, value in now._others.items() if self._counted(path)}
-        self.restore()
-        for path, count in counts.items():
-            setattr(self._objects[path[0]], path[1], count)
-        return True
-
-    def follow(self, after: _State) -> None:
-        """Copy what became of each tensor into the tensor itself, so that the next replay goes on from there."""
-        if self.tensors.keys() != after.tensors.keys() or self._others.keys() != after._others.keys():
-            raise _CannotBeReplayedError("the clipping keeps more, or less, after a lot than before it")
-        for path, value in self._others.items():
-            # Sources count their lots, and count those that are replayed (`count_lot`). Nothing else may change.
-            if not _same(value + 1 if self._counted(path) else value, after._others[path]):
-                raise _CannotBeReplayedError(f"{type(self._objects[path[0]]).__name__}.{path[1]} changes with each lot")
-        moved = [(old, after.tensors[path]) for path, old in self.tensors.items() if after.tensors[path] is not old]
-        if len({old.data_ptr() for old, _ in moved}) < len(moved) or any(old.shape != new.shape for old, new in moved):
-            raise _CannotBeReplayedError("the clipping's tensors are not each in a place of its own")
-        for old, new in moved:
-            old.copy_(new)
-
-
-def _copy(value: Any) -> Any:
-    """Containers anew, with the same things in them."""
-    if isinstance(value, dict):
-        return {key: _copy(part) for key, part in value.items()}
-    return [_copy(part) for part in value] if isinstance(value, list) else value
-
-
-def _walk(value: Any, path: tuple[Any, ...], deep: bool = False) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What is kept, by where it is kept; `deep` looks into a shape's factors too, which are else taken as they are."""
-    if deep and isinstance(value, Spectrum | Factor):
-        yield (*path, type), type(value)
-        value = vars(value)
-    if isinstance(value, dict | list) or (deep and isinstance(value, tuple)):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _walk(part, (*path, key), deep)
-    else:
-        yield path, value
-
-
-def _no_wider(path: tuple[Any, ...], old: Any, new: Any) -> bool:
-    """Whether that is the spread of a factor, and bounds for the old one hold for the new."""
-    return bool(path[-1] == "spread" and isinstance(old, float) and isinstance(new, float) and new <= old)
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _same(old: Any, new: Any) -> bool:
-    if isinstance(old, tuple) and isinstance(new, tuple):
-        return len(old) == len(new) and all(map(_same, old, new))
-    return old is new or (isinstance(old, int | float | str) and type(old) is type(new) and old == new)

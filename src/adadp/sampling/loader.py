@@ -1,7 +1,7 @@
-"""The loader that the user's loop sees: the user's own, giving out lots.
+"""The loader that the training loop iterates over: the user's own, with batches drawn by lots.
 
-A lot larger than memory arrives as several batches, an empty lot as one row that counts for nothing. One batch is out
-at a time (`adadp.sampling.lot`); what is fetched ahead is fetched in here.
+A lot larger than memory comes as several batches, an empty lot as one row that is not counted. One batch is out at a
+time (`adadp.sampling.lot`); batches that are fetched ahead wait in here.
 """
 
 from __future__ import annotations
@@ -28,19 +28,30 @@ from adadp.errors import ConfigurationError
 from adadp.randomness import Randomness
 from adadp.sampling.batches import filled_up
 from adadp.sampling.lot import Lot, Lots, Microbatch, microbatches
-from adadp.sampling.schemes import Sampling
+from adadp.sampling.schemes import Sampling, scheme
 
 
 class PrivateLoader:
-    """Gives out a DataLoader's batches by lots drawn with `sampling`; made by the engine.
+    """Hands out batches of lots that `sampling` draws. Made by `PrivacyEngine.make_private`.
 
     It has the wrapped loader's dataset, collate function, workers and pinned memory. `len()` is the number of lots
-    in an epoch. `current` says which microbatch the loop holds; it is None before the first.
+    in an epoch; the next iteration continues with the lot after the last one that was handed out.
 
-    With `pad_lots` every batch has the same number of rows, which GPUs need to replay a step: rows that count for
-    nothing are appended after collate, and a lot that is larger comes as several batches. With `prefetch` the next
-    batch is copied to that device while the loop works on the current one. Where `whole_lots` is set (by
-    `TrainingStep`, which cuts them itself), every lot comes as one batch.
+    Args:
+        loader: the user's, checked by `check_loader`.
+        sampling: which examples each lot holds.
+        randomness: the run's. Lot k follows from it and k alone.
+        max_physical_batch_size: the most examples in a batch; a larger lot comes as several.
+        pad_lots: give every batch the same number of rows, which replaying a step on a GPU needs. Rows that are not
+            counted are appended after collate.
+        batch_first: whether the first dimension of a batch's tensors is the example (else the second may be).
+        prefetch: copy the next batch to this device while the loop works on the current one.
+        lots: the lots of the run, shared with its step and optimizer.
+
+    Attributes:
+        current: the microbatch that the loop holds; None before the first.
+        whole_lots: hand out every lot as one batch. `TrainingStep` sets it and cuts lots itself.
+
     """
 
     def __init__(
@@ -53,9 +64,9 @@ class PrivateLoader:
         *,
         batch_first: bool = True,
         prefetch: torch.device | str | None = None,
+        lots: Lots | None = None,
     ) -> None:
-        if max_physical_batch_size is not None and max_physical_batch_size < 1:
-            raise ConfigurationError(f"max_physical_batch_size must be at least 1, not {max_physical_batch_size}")
+        check_parts(max_physical_batch_size, prefetch)
         self.pad_lots = pad_lots
         if pad_lots and max_physical_batch_size is None:
             max_physical_batch_size = sampling.capacity
@@ -65,7 +76,7 @@ class PrivateLoader:
         self.batch_size = sampling.lot
         self.max_physical_batch_size = max_physical_batch_size
         self.whole_lots = False
-        self.lots = Lots()
+        self.lots = Lots() if lots is None else lots
         self.prefetch = None if prefetch is None else torch.device(prefetch)
         self.batch_first = batch_first
         self._randomness = randomness
@@ -106,7 +117,7 @@ class PrivateLoader:
         return _Iteration(self)
 
     def open_for(self, count: int) -> Microbatch:
-        """Open the next lot for `count` rows that the caller brings along: benchmarks time a step without a loader."""
+        """Open the next lot for `count` rows that the caller has: benchmarks time a step without a loader."""
         microbatch = Microbatch(Lot(self.lots.next), 0, True, count, count, count)
         self.lots.hand_out(microbatch)
         return microbatch
@@ -114,12 +125,12 @@ class PrivateLoader:
     # ---- one epoch --------------------------------------------------------------------------------------------------
 
     def _batches(self) -> tuple[deque[Microbatch], Iterator[Any]]:
-        """An epoch's batches from the next lot on, and what each of them is, in the same order."""
-        # Each iteration has its own plan: what an earlier one had fetched ahead when the loop left it is not ours.
+        """The batches of an epoch from the next lot on, and the microbatch that each one is, in the same order."""
+        # A plan of its own: an earlier iteration may have fetched batches ahead that it never handed out.
         plan = self._plan = deque()
         if self._in_memory:
             tensors = self.dataset.tensors  # type: ignore[attr-defined]
-            # What the loader would give for tensors in memory, by one indexing instead of one for each example.
+            # The batches that the loader would give, by indexing once instead of once for each example.
             chosen = map(torch.tensor, self._indices(plan))
             return plan, ([tensor[indices.to(tensor.device)] for tensor in tensors] for indices in chosen)
         return plan, iter(self._loader)
@@ -130,7 +141,7 @@ class PrivateLoader:
         return type(self.dataset) is TensorDataset and plain and not self._loader.pin_memory
 
     def _indices(self, plan: deque[Microbatch]) -> Iterator[list[int]]:
-        """The examples of each batch; what the batch is is noted in `plan` when they are asked for."""
+        """The examples of each batch. Its microbatch is appended to `plan` when they are asked for."""
         first, size = self.lots.next, self.max_physical_batch_size
 
         def draw() -> Iterator[list[int]]:
@@ -140,13 +151,13 @@ class PrivateLoader:
                 planned = size if self.pad_lots and size else min(lot, size or lot)
                 for part in microbatches(number, indices, None if self.whole_lots else size, planned, self.pad_lots):
                     plan.append(part)
-                    # An empty lot is a batch too, so that the loop sees it: of one example that counts for nothing.
+                    # An empty lot must be seen by the loop, too: one example that is not counted stands in for it.
                     yield list(part.indices) or [0]
 
         return draw()
 
     def _filled(self, microbatch: Microbatch, batch: Any) -> Microbatch:
-        """With its batch: rows for all that it is to hold, on the device where they are wanted."""
+        """The microbatch with its batch: padded, and on the device that `prefetch` names."""
         given, rows = max(1, len(microbatch.indices)), microbatch.count
         if self.pad_lots and self.max_physical_batch_size:
             size = self.max_physical_batch_size
@@ -163,7 +174,7 @@ class PrivateLoader:
 
 
 def _kept(batch: Any) -> Any:
-    """The batch as it was handed out, though the loop may take things out of its containers."""
+    """A shallow copy of the batch: the loop may take things out of the containers that it gets."""
     try:
         return copy.copy(batch) if not isinstance(batch, Tensor) else batch
     except Exception:
@@ -250,8 +261,28 @@ class _Iteration:
         tree_map(keep, dict(batch) if hasattr(batch, "keys") else batch)
 
 
+def check_parts(max_physical_batch_size: int | None, prefetch: torch.device | str | None) -> None:
+    """Raise where lots cannot be handed out in such parts, or on such a device."""
+    if max_physical_batch_size is not None and max_physical_batch_size < 1:
+        raise ConfigurationError(f"max_physical_batch_size must be at least 1, not {max_physical_batch_size}")
+    if prefetch is not None:
+        torch.device(prefetch)
+
+
+def sampling_of(loader: DataLoader[Any], name: str, poisson_sampling: bool | None = None) -> Sampling:
+    """The scheme called `name` over the dataset and lot of a user's loader; `poisson_sampling` is Opacus's name."""
+    if poisson_sampling is not None:
+        name = "poisson" if poisson_sampling else "shuffle"
+    return scheme(name)(*check_loader(loader))
+
+
 def check_loader(loader: DataLoader[Any]) -> tuple[int, int]:
-    """The number of examples and the lot size of a user's loader, or the reason why lots cannot be drawn from it."""
+    """The number of examples and the lot size of a user's loader.
+
+    Raises:
+        ConfigurationError: lots cannot be drawn from it; the message says why.
+
+    """
     if isinstance(loader, PrivateLoader):
         raise ConfigurationError("data_loader is private already: pass the ordinary DataLoader")
     if not isinstance(loader, DataLoader):

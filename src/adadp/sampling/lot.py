@@ -1,8 +1,7 @@
-"""One lot's life: handed out by the loader, filled by backward passes, charged, released.
+"""The states of one lot: handed out by the loader, filled by backward passes, charged, released.
 
-Exactly one lot is out at a time. The loader, the capture, the step and the optimizer of a run share one `Lots`, and
-whoever holds a batch holds its lot: what a microbatch may be used for follows from the state of its lot, never from the
-order in which other objects were called.
+One lot is out at a time. The loader, the step and the optimizer of a run share one `Lots`. What a microbatch may be
+used for depends on the state of its lot, never on the order in which other objects were called.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ class State(enum.Enum):
 
 @dataclass(eq=False)
 class Lot:
-    """The examples of one release. `number` is the lot's place in its run: lot k follows from (run key, k) alone."""
+    """The examples of one release. `number` is its place in the run: lot k is drawn from (run key, k) alone."""
 
     number: int
     state: State = State.OPENED
     charged: bool = False
     added: int = 0  # how many of its microbatches are in `sums`
     sums: dict[str, Tensor] = field(default_factory=dict)  # bounded, not noised: private data
-    nonfinite: Tensor | None = None  # how many examples counted for nothing; shown only where it was asked for
+    nonfinite: Tensor | None = None  # examples whose gradients were not finite; shown only with expose_raw
     settings: list[object] = field(default_factory=list)  # what must not change between its microbatches
 
     def drop(self, state: State) -> None:
-        """Let go of everything that was added up, and end in `state`."""
+        """Forget everything that was added up, and change to `state`."""
         self.state, self.added, self.sums, self.nonfinite, self.settings = state, 0, {}, None, []
 
 
@@ -53,10 +52,17 @@ class Lot:
 class Microbatch:
     """A part of a lot that fits in memory.
 
-    Its batch has `count` rows, of which the first `real` are examples that were drawn; the others fill it up and count
-    for nothing (an empty lot comes as one such row). `planned` is the number of rows that such a part is planned for, a
-    public number. `indices` are the drawn examples' places in the dataset, in the order in which collate got them, and
-    `batch` is what collate made of them, filled up.
+    Attributes:
+        of: its lot.
+        index: its place among the lot's microbatches.
+        last: whether it is the last of them.
+        count: rows of its batch.
+        real: how many of these, the first ones, are examples that were drawn. The others are padding and are not
+            counted (an empty lot comes as one such row).
+        planned: the number of rows that such a part is planned for, which is public.
+        indices: the drawn examples' places in the dataset, in the order in which collate got them.
+        batch: what collate made of them, padded.
+
     """
 
     of: Lot
@@ -116,16 +122,25 @@ def microbatches(number: int, indices: Sequence[int], size: int | None, planned:
 
 
 class Lots:
-    """The lots of one run, of which one is out at a time. `note` writes reasons for *none* and notes into the run."""
+    """The lots of one run, of which one is out at a time.
 
-    def __init__(self) -> None:
+    Args:
+        on_hand_out: called with each microbatch as the loop gets it (`PrivateStep.open`).
+        note: writes reasons for *none* and notes into the run (`Run.note_once_charged`).
+
+    """
+
+    def __init__(
+        self,
+        on_hand_out: Callable[[Microbatch], None] = lambda microbatch: None,
+        note: Callable[..., None] = lambda **facts: None,
+    ) -> None:
+        self.on_hand_out, self.note = on_hand_out, note
         self.current: Microbatch | None = None
         self.whole: Microbatch | None = None  # as it was handed out, where `current` is a part that was cut from it
         self.next = 0  # the number of the lot that will be opened next
         self.left: Counter[str] = Counter()  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
-        self.note: Callable[..., None] = lambda **facts: None
-        self.on_hand_out: Callable[[Microbatch], None] = lambda microbatch: None
         self._holder: object = None  # the iteration that handed out `current`
         self._handed: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
@@ -158,7 +173,7 @@ class Lots:
         return self._holder is holder
 
     def refuse_second_iteration(self) -> None:
-        """An iteration that was left goes on: it would hand out lots that a later one has handed out already."""
+        """Raise: an iteration that was left goes on, and would hand out lots that a later one has handed out."""
         self.note(reasons=["two iterations of the loader took turns, so that a lot may have been handed out twice"])
         raise TrainingLoopError(
             "another iteration of this loader was begun since this one gave out its last batch (zip(loader, loader), "
@@ -167,7 +182,7 @@ class Lots:
         )
 
     def _leave(self) -> None:
-        """A new iteration of the loader begins while a batch of an earlier one is out: the loop left that one."""
+        """A new iteration of the loader begins while a batch of an earlier one is out: that lot is not released."""
         assert self.current is not None
         self.current.of.drop(State.LEFT)
         self.left["lots"] += 1

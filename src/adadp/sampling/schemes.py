@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-
-import torch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.errors import ConfigurationError
-from adadp.randomness import Randomness, Stream
+
+if TYPE_CHECKING:  # commands that only account for lots do not wait for torch
+    import torch
+
+    from adadp.randomness import Randomness, Stream
 
 
 class Sampling(ABC):
-    """How lots of about `lot` of `examples` are drawn."""
+    """How lots of about `lot` of `examples` are drawn, and what a release on one of them costs.
+
+    Attributes:
+        name: in `make_private(sampling=name)`.
+        neighbours: the relation under which a proof covers the scheme.
+        reasons: why no proof covers it; empty where one does.
+
+    """
 
     def __init__(self, examples: int, lot: int) -> None:
         if examples < 1:
@@ -38,7 +49,7 @@ class Sampling(ABC):
 
     @property
     def capacity(self) -> int:
-        """How many examples a lot has room for where all are given the same room. A larger one is cut, and complete."""
+        """Rows of a padded lot. Larger lots are split into microbatches; no example is dropped."""
         return self.lot
 
     @abstractmethod
@@ -48,6 +59,13 @@ class Sampling(ABC):
     @abstractmethod
     def event(self, noise_multiplier: float) -> Event:
         """What one noised sum over a lot costs."""
+
+    def event_despite(self, noise_multiplier: float, reasons: Sequence[str]) -> Event:
+        """As `event`, but uncovered where there are `reasons` why no proof holds."""
+        event = self.event(noise_multiplier)
+        if not reasons:
+            return event
+        return Uncovered("; ".join(reasons), event if isinstance(event, PoissonGaussian | FixedSizeGaussian) else None)
 
 
 class Poisson(Sampling):
@@ -78,6 +96,8 @@ def _bernoulli_positions(count: int, rate: float, stream: Stream) -> torch.Tenso
 
     The gaps between heads are geometric, so it takes about `rate * count` draws instead of `count`.
     """
+    import torch
+
     if rate == 1:
         return torch.arange(count)
     expected = count * rate
@@ -125,3 +145,10 @@ class Shuffle(Sampling):
 
 
 SAMPLINGS: dict[str, type[Sampling]] = {kind.name: kind for kind in (Poisson, FixedSize, Shuffle)}
+
+
+def scheme(name: str) -> type[Sampling]:
+    """The scheme called `name`, or `ConfigurationError` with the names there are."""
+    if name not in SAMPLINGS:
+        raise ConfigurationError(f"sampling must be one of {', '.join(SAMPLINGS)}, not {name!r}")
+    return SAMPLINGS[name]

@@ -1,0 +1,44 @@
+"""What `make_private` refuses before it changes anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from adadp.checks.dataset import problems_of
+from adadp.checks.validation import check_module, check_optimizer
+from adadp.checks.weights import taken, watching
+from adadp.errors import ConfigurationError
+
+
+def number(name: str, value: float) -> float:
+    """`value` as a float, or `ConfigurationError` that names the argument."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"{name} must be a number, not {value!r}") from None
+
+
+def check_training(
+    module: nn.Module, optimizer: Optimizer, dataset: Any, loss_reduction: str, loss_scale: float
+) -> None:
+    """Raise where these cannot be trained privately together."""
+    if watching(module) is not None:
+        raise ConfigurationError("this module is private already; engine.detach(module) makes it an ordinary one")
+    shared = taken(module)
+    if shared is not None:
+        raise ConfigurationError(
+            f"{shared} is part of another private model: a backward pass through one would be taken for the "
+            "other's. Train them as one module with one loader, or give each its own copy."
+        )
+    check_module(module)
+    check_optimizer(module, optimizer)
+    if loss_reduction not in ("mean", "sum"):
+        raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+    if not 0 < loss_scale < float("inf"):
+        raise ConfigurationError(f"loss_scale must be a finite number above 0, not {loss_scale!r}")
+    twice = problems_of(dataset)
+    if twice:
+        raise ConfigurationError("; ".join(twice))
