@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from adadp.accounting.accountants import ACCOUNTANTS
 from adadp.cli import app
 
 RUN = ["--examples", "60000", "--lot", "3000", "--noise-multiplier", "4", "--steps", "200"]
@@ -42,7 +43,7 @@ def test_account_gives_delta_for_epsilon() -> None:
     assert values("account", *RUN, "--epsilon", str(epsilon))["delta"] == pytest.approx(1e-6, rel=0.02)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp", "theorem1"])
+@pytest.mark.parametrize("accountant", list(ACCOUNTANTS))
 def test_an_epsilon_beyond_all_measure_has_a_delta(accountant: str) -> None:
     assert values("account", *RUN, "--epsilon", "1e308", "--accountant", accountant)["delta"] < 1e-9
 

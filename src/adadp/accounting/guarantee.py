@@ -244,16 +244,19 @@ def make_guarantee(
     this accountant refuses raises `AccountingError`; one that no proof covers gives a guarantee of *none*.
     """
     # Imported here so that reading and recording events needs no numerical library.
-    from adadp.accounting.accountants import default_accountant, get_accountant, require_delta
+    from adadp.accounting.accountants import covering_accountant, get_accountant, require_delta
 
     require_delta(delta)
     neighbours = Neighbours(neighbours)
     releases = canonical(composition)
-    name = accountant or default_accountant(releases)
-    chosen = get_accountant(name)
-    # What the broadest accountant does not cover, no proof does: that is *none*, not a mistake in the call.
-    broadest = get_accountant("rdp")
-    refusals = (broadest.refusal(event, neighbours) for event, _ in releases if not isinstance(event, Uncovered))
+    name = accountant or covering_accountant(releases, neighbours)
+    chosen, broadest = get_accountant(name), get_accountant("rdp")
+    # What neither this accountant nor the broadest covers, no proof does: that is *none*, not a mistake in the call.
+    refusals = (
+        chosen.refusal(event, neighbours) and broadest.refusal(event, neighbours)
+        for event, _ in releases
+        if not isinstance(event, Uncovered)
+    )
     why = tuple(dict.fromkeys((*reasons, *uncovered_reasons(releases), *filter(None, refusals))))
     sampling = "; ".join(describe(event, count) for event, count in releases) or "nothing"
     untried, notes = tuple(dict.fromkeys(untried)), tuple(dict.fromkeys(notes))

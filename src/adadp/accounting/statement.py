@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from adadp.accounting.accountants import covering_accountant, get_accountant
 from adadp.accounting.books import Books, View
 from adadp.accounting.composition import canonical
-from adadp.accounting.events import Neighbours, RenyiBlock
+from adadp.accounting.events import Neighbours
 from adadp.accounting.guarantee import Guarantee, describe, make_guarantee
 from adadp.accounting.remarks import Remarks
 from adadp.accounting.spending import DEFAULT_UNIT
@@ -16,7 +17,6 @@ PLANNED_TOGETHER = "the runs of this ledger were planned together: none was chos
 FIXED_BEFORE_INHERITED = (
     "the ledger's shared budget was fixed before the runs that it inherited, or without looking at what they released"
 )
-BY_RDP = "accounted for by rdp: a privacy filter bounds one Renyi order and no distribution"
 
 
 def over(
@@ -29,19 +29,20 @@ def over(
     and no bound on it holds at a moment chosen by looking.
     """
     releases = books.composition(view)
+    neighbours = books.neighbours or Neighbours.ADD_REMOVE
     filtered = books.order is not None and bool(releases)
     notes = list(remarks.notes)
-    if filtered:
-        accountant = "rdp"
-    elif books.one_plan is not None:
+    if books.one_plan is not None:
         accountant = accountant or books.one_plan.accountant
-    elif accountant not in (None, "rdp") and any(isinstance(event, RenyiBlock) for event, _ in releases):
-        accountant, notes = "rdp", [*notes, BY_RDP]
+    used = covering_accountant(releases, neighbours, accountant)
+    if accountant not in (None, used) and not filtered:
+        refusals = (get_accountant(str(accountant)).refusal(event, neighbours) for event, _ in releases)
+        notes += [f"accounted for by {used}: {reason}" for reason in dict.fromkeys(filter(None, refusals))]
     found = make_guarantee(
         releases,
         delta,
-        accountant=accountant,
-        neighbours=books.neighbours or Neighbours.ADD_REMOVE,
+        accountant=used,
+        neighbours=neighbours,
         unit=_unit(books, unit),
         assumptions=(*remarks.untried, *remarks.assumptions, *_about_several(books, view)),
         reasons=remarks.reasons,

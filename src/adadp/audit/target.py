@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp.accounting.accountants import get_accountant
+from adadp.accounting.accountants import covering_accountant, get_accountant
 from adadp.accounting.calibration import calibrate_noise
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian
 from adadp.accounting.ledger import Ledger
@@ -182,15 +182,15 @@ def calibrated(target: Target, epsilon: float) -> float:
     """The noise at which `target` costs `epsilon` (or claims to, where no proof covers it)."""
     setting, algorithm = target.setting, target.algorithm()
     _require_private(algorithm)
-    accountant = algorithm.accountant if algorithm.sound else "theorem1"
-    if target.neighbours is Neighbours.REPLACE_ONE:
-        accountant = "rdp"
 
     def event(noise_multiplier: float) -> Event:
         if target.neighbours is Neighbours.REPLACE_ONE:
             return FixedSizeGaussian(noise_multiplier, setting.examples, setting.lot)
         return PoissonGaussian(noise_multiplier, setting.rate)
 
+    replacing = target.neighbours is Neighbours.REPLACE_ONE  # of which the paper claims nothing
+    preferred = algorithm.accountant if algorithm.sound or replacing else "theorem1"
+    accountant = covering_accountant([(event(1.0), setting.steps)], target.neighbours, preferred)
     found = calibrate_noise(
         lambda sigma: [(event(sigma), setting.steps)],
         epsilon,

@@ -40,7 +40,7 @@ def account(
     options.require_noise("--noise-multiplier", noise_multiplier)
     run = options.pipeline(examples, lot, steps, sampling, gaussian)
     composition = run.composition(noise_multiplier)
-    chosen = get_accountant(accountant or run.default_accountant())
+    chosen = get_accountant(run.accountant(accountant))
     if delta is not None:
         spent = chosen.epsilon(composition, delta, run.neighbours)
     else:

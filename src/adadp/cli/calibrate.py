@@ -39,7 +39,7 @@ def calibrate(
         run.composition,
         epsilon,
         delta,
-        accountant=accountant or run.default_accountant(),
+        accountant=run.accountant(accountant),
         neighbours=run.neighbours,
     )
     warnings = options.warn_about_delta(delta, examples)
@@ -47,7 +47,7 @@ def calibrate(
     if plot is not None:
         from adadp.cli.plot import draw_profile
 
-        name = accountant or run.default_accountant()
+        name = run.accountant(accountant)
         draw_profile(plot, run.composition(found.noise_multiplier), found.spent, name, run.neighbours)
     for warning in warnings:
         warn(warning)

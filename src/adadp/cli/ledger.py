@@ -43,7 +43,7 @@ def show(
     from adadp.accounting.events import event_to_json
 
     ledger = _open(path, None)
-    guarantee = ledger.guarantee(delta, accountant=accountant.value if accountant else None)
+    guarantee = ledger.guarantee(delta, accountant=accountant)
     charges = ledger.charges()
     if json_output:
         runs = [
@@ -159,7 +159,7 @@ def check(
     lines = [f"{path} is intact: dataset {ledger.dataset!r}, {len(ledger.runs)} runs."]
     within = True
     if epsilon is not None:
-        guarantee = ledger.guarantee(delta, accountant=accountant.value if accountant else None)
+        guarantee = ledger.guarantee(delta, accountant=accountant)
         within = guarantee.epsilon is not None and guarantee.epsilon <= epsilon
         values.update(epsilon=guarantee.epsilon, delta=delta, budget=epsilon, within_budget=within)
         lines.append(f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g}. {guarantee}")

@@ -25,22 +25,17 @@ class Sampling(enum.StrEnum):
     FIXED = "fixed"
 
 
-class AccountantName(enum.StrEnum):
-    """The accountants."""
-
-    PLD = "pld"
-    RDP = "rdp"
-    THEOREM1 = "theorem1"
-
-
 Examples = Annotated[int, typer.Option(help="Size N of the dataset.", show_default=False)]
 Lot = Annotated[int, typer.Option(help="Expected size L of a lot; the rate is L / N.", show_default=False)]
 Steps = Annotated[int, typer.Option(help="Number T of steps.", show_default=False)]
 NoiseMultiplier = Annotated[float, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)]
 SamplingOption = Annotated[Sampling, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")]
 AccountantOption = Annotated[
-    AccountantName | None,
-    typer.Option(help="Default: pld, or rdp where lots have a fixed size.", show_default=False),
+    str | None,
+    typer.Option(
+        help="pld, rdp, theorem1 or one that a package adds. Default: pld, or rdp where lots have a fixed size.",
+        show_default=False,
+    ),
 ]
 GaussianOption = Annotated[
     list[float] | None,
@@ -80,10 +75,11 @@ class Pipeline:
         """The relation for which this sampling has a proof."""
         return Neighbours.ADD_REMOVE if self.sampling is Sampling.POISSON else Neighbours.REPLACE_ONE
 
-    def default_accountant(self) -> str:
-        """`pld` wherever it covers the sampling."""
-        whole = self.lot == self.examples
-        return "pld" if self.sampling is Sampling.POISSON or whole else "rdp"
+    def accountant(self, asked: str | None) -> str:
+        """The accountant that was asked for; otherwise the tightest that covers the sampling."""
+        from adadp.accounting.accountants import covering_accountant
+
+        return asked or covering_accountant(self.composition(1.0), self.neighbours)
 
     def step(self, noise_multiplier: float) -> Event:
         """One training step."""
