@@ -25,6 +25,7 @@ from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.schemes import Sampling
 from adadp.shapes.sources import InputMaker
+from adadp.training.lots import numbered_batches
 
 
 def require_noise(noise_multiplier: float) -> None:
@@ -140,14 +141,7 @@ class Started:
 
     def lots(self, count: int) -> Iterator[tuple[int, Any]]:
         """Batches, each with the number of its lot, until `count` lots were given out or a budget ends them."""
-        lot = 0
-        while lot < count and not self.loader.stopped:
-            for batch in self.loader:
-                yield lot, batch
-                assert self.loader.current is not None
-                lot += self.loader.current.last
-                if lot == count or self.loader.stopped:
-                    return
+        return numbered_batches(self.loader, count)
 
 
 class Without(Sampling):
