@@ -211,7 +211,7 @@ def test_a_ledger_shows_what_its_runs_rest_on_and_what_came_with_weights(tmp_pat
     assert [row["events"][0][1] for row in found["inherited"]] == [11]
     assert found["elsewhere"][0]["dataset"] == "letters"
     shown = " ".join(call("ledger", "show", str(path)).stdout.split())
-    for text in ("N is public", "Not tried: The loss", "slow disk", "shared budget", "'letters'", "4 of 10 planned"):
+    for text in ("N is public", "Not tried: - The loss", "slow disk", "shared budget", "'letters'", "4 of 10 planned"):
         assert text in shown
     run.note(reasons=["raw norms were logged"])
     assert values("ledger", "show", str(path))["epsilon"] is None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adadp.cli import pipeline as options
-from adadp.cli.output import print_list, print_table
+from adadp.cli.output import print_table
 from adadp.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def show(
         typer.echo(json.dumps(values, indent=2))
         return
     print_table(f"Ledger {path}", _rows(ledger))
-    print_list("All runs together", [str(guarantee)])
+    typer.echo(f"\nAll runs together\n{guarantee.to_text(80)}")
 
 
 def _rows(ledger: Ledger) -> list[tuple[str, str]]:
@@ -162,7 +162,7 @@ def check(
         guarantee = ledger.guarantee(delta, accountant=accountant)
         within = guarantee.epsilon is not None and guarantee.epsilon <= epsilon
         values.update(epsilon=guarantee.epsilon, delta=delta, budget=epsilon, within_budget=within)
-        lines.append(f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g}. {guarantee}")
+        lines.append(f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g}. {guarantee.to_text(80)}")
     typer.echo(json.dumps(values, indent=2) if json_output else "\n".join(lines))
     if not within:
         raise typer.Exit(1)
