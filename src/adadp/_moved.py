@@ -18,6 +18,7 @@ from types import ModuleType
 MOVED = {
     "batches": "sampling.batches",
     "compat": "integrations.opacus",
+    "data.errors": "errors",
     "graphs": "mechanism.replay",
     "loader": "sampling.loader",
     "lot": "sampling.lot",

@@ -21,7 +21,7 @@ from adadp.accounting.ledger import Ledger
 from adadp.algorithms.defaults import STEPS, default_lot
 from adadp.data import Dataset, HeldOut
 from adadp.errors import ConfigurationError
-from adadp.preprocessing import noise_multiplier_for_share
+from adadp.preprocessing.budget import noise_multiplier_for_share
 from adadp.training import preparation as prepared
 from adadp.training.settings import Settings, parse_image_size
 
