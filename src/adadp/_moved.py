@@ -26,6 +26,8 @@ MOVED = {
     "observation": "mechanism.observation",
     "optimizer": "mechanism.optimizer",
     "plan": "training.planning",
+    "preprocessing.budget": "preprocessing.noise_share",
+    "preprocessing.table": "preprocessing.table_preprocessor",
     "probes": "shapes.probes",
     "rules": "algorithms.update_rule",
     "runs": "training.run_folder",

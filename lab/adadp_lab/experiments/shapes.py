@@ -46,7 +46,7 @@ from adadp.data import load
 from adadp.models import build
 from adadp.preprocessing import DPPCA
 from adadp.shapes.probes import Blobs, PinkNoise
-from adadp.training.lots import each_lot
+from adadp.training.lot_loop import each_lot
 
 DELTA = 1e-5
 RATES = {"tanh-cnn": (0.5, 1.0, 2.0, 4.0, 8.0), "paper": (0.125, 0.25, 0.5, 1.0, 2.0)}

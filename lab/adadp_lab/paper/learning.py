@@ -26,7 +26,7 @@ from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes.shape import Kronecker
 from adadp.shapes.sources import Public
-from adadp.training.lots import ShuffledLots, each_lot
+from adadp.training.lot_loop import ShuffledLots, each_lot
 from adadp.training.planning import derived
 from adadp_lab.paper.accounts import Theorem1, noise_for
 from adadp_lab.paper.bench import Bench

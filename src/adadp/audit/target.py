@@ -25,7 +25,7 @@ from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.schemes import Sampling
 from adadp.shapes.sources import InputMaker
-from adadp.training.lots import numbered_batches
+from adadp.training.lot_loop import numbered_batches
 
 
 def require_noise(noise_multiplier: float) -> None:

@@ -104,7 +104,7 @@ def add(
         float | None, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number T of steps.", show_default=False)] = None,
-    sampling: options.SamplingOption = options.Sampling.POISSON,
+    sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
     note: Annotated[str, typer.Option(help="What this was.")] = "",
 ) -> None:
@@ -123,7 +123,7 @@ def add(
         for sigma in gaussian or ():
             options.require_noise("--gaussian", sigma)
         composition = [(Gaussian(sigma), 1) for sigma in gaussian or ()]
-        relation = Neighbours.REPLACE_ONE if sampling is options.Sampling.FIXED else Neighbours.ADD_REMOVE
+        relation = Neighbours.REPLACE_ONE if sampling is options.SamplingName.FIXED else Neighbours.ADD_REMOVE
     if not any(count for _, count in composition):
         raise ConfigurationError("nothing to add: give a run's steps or a --gaussian")
     ledger = Ledger(path, dataset=dataset, neighbours=None)

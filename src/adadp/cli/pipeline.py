@@ -18,7 +18,7 @@ _MOST_EXAMPLES, _MOST_STEPS = 10**12, 10**9
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 
 
-class Sampling(enum.StrEnum):
+class SamplingName(enum.StrEnum):
     """How lots are drawn."""
 
     POISSON = "poisson"
@@ -29,7 +29,9 @@ Examples = Annotated[int, typer.Option(help="Size N of the dataset.", show_defau
 Lot = Annotated[int, typer.Option(help="Expected size L of a lot; the rate is L / N.", show_default=False)]
 Steps = Annotated[int, typer.Option(help="Number T of steps.", show_default=False)]
 NoiseMultiplier = Annotated[float, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)]
-SamplingOption = Annotated[Sampling, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")]
+SamplingOption = Annotated[
+    SamplingName, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")
+]
 AccountantOption = Annotated[
     str | None,
     typer.Option(
@@ -54,7 +56,7 @@ class Pipeline:
     examples: int
     lot: int
     steps: int
-    sampling: Sampling
+    sampling: SamplingName
     gaussian: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -73,7 +75,7 @@ class Pipeline:
     @property
     def neighbours(self) -> Neighbours:
         """The relation for which this sampling has a proof."""
-        return Neighbours.ADD_REMOVE if self.sampling is Sampling.POISSON else Neighbours.REPLACE_ONE
+        return Neighbours.ADD_REMOVE if self.sampling is SamplingName.POISSON else Neighbours.REPLACE_ONE
 
     def accountant(self, asked: str | None) -> str:
         """The accountant that was asked for; otherwise the tightest that covers the sampling."""
@@ -83,7 +85,7 @@ class Pipeline:
 
     def step(self, noise_multiplier: float) -> Event:
         """One training step."""
-        if self.sampling is Sampling.POISSON:
+        if self.sampling is SamplingName.POISSON:
             return PoissonGaussian(noise_multiplier, self.lot / self.examples)
         return FixedSizeGaussian(noise_multiplier, self.examples, self.lot)
 
@@ -96,7 +98,7 @@ class Pipeline:
         """What the number rests on, in words."""
         from adadp.accounting.guarantee import FIXED_BEFOREHAND
 
-        if self.sampling is Sampling.POISSON:
+        if self.sampling is SamplingName.POISSON:
             drawn = (
                 f"each example is in each lot independently with probability {self.lot / self.examples:g}; "
                 "neighbouring datasets differ by adding or removing one example"
@@ -129,6 +131,6 @@ def warn_about_delta(delta: float, examples: int) -> tuple[str, ...]:
     return (f"delta {delta:g} is 1/N or more (N = {examples:,}): publishing one random example would satisfy it",)
 
 
-def pipeline(examples: int, lot: int, steps: int, sampling: Sampling, gaussian: Sequence[float] | None) -> Pipeline:
+def pipeline(examples: int, lot: int, steps: int, sampling: SamplingName, gaussian: Sequence[float] | None) -> Pipeline:
     """The options as one value, checked."""
     return Pipeline(examples, lot, steps, sampling, tuple(gaussian or ()))

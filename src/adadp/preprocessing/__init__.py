@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from adadp.extras import require
 
 if TYPE_CHECKING:
-    from adadp.preprocessing.budget import noise_multiplier_for_share
     from adadp.preprocessing.encoding import DeclaredOneHot, HashedOneHot
+    from adadp.preprocessing.noise_share import noise_multiplier_for_share
     from adadp.preprocessing.pca import DPPCA
     from adadp.preprocessing.persistence import load, save
     from adadp.preprocessing.release import Charges
     from adadp.preprocessing.scaler import DPStandardScaler
-    from adadp.preprocessing.table import TablePreprocessor, kind_of
+    from adadp.preprocessing.table_preprocessor import TablePreprocessor, kind_of
 
 _HOME_OF = {
     "DPPCA": "pca",
@@ -27,10 +27,10 @@ _HOME_OF = {
     "DPStandardScaler": "scaler",
     "DeclaredOneHot": "encoding",
     "HashedOneHot": "encoding",
-    "TablePreprocessor": "table",
-    "kind_of": "table",
+    "TablePreprocessor": "table_preprocessor",
+    "kind_of": "table_preprocessor",
     "load": "persistence",
-    "noise_multiplier_for_share": "budget",
+    "noise_multiplier_for_share": "noise_share",
     "save": "persistence",
 }
 

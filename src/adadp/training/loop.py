@@ -29,7 +29,7 @@ from adadp.sampling.loader import PrivateLoader
 from adadp.shapes.sources import InputMaker
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
-from adadp.training.lots import ShuffledLots, each_lot
+from adadp.training.lot_loop import ShuffledLots, each_lot
 from adadp.training.planning import Plan
 from adadp.training.settings import Settings, from_mapping
 
