@@ -5,7 +5,6 @@ This is what `make demo` runs: 1,797 real images that come with scikit-learn, a 
 
 from __future__ import annotations
 
-import textwrap
 import time
 
 import torch
@@ -66,4 +65,4 @@ guarantee = engine.guarantee(DELTA)
 print(f"accuracy  {accuracy:.1%} on {len(test)} images held out ({seconds:.1f} s)")
 print(f"epsilon   {round_up(guarantee.require())}")
 print(f"delta     {guarantee.delta:g}")
-print(textwrap.fill(f"guarantee {guarantee}", 100, subsequent_indent=" " * 10))
+print(f"\n{guarantee.to_text(80)}")

@@ -18,6 +18,7 @@ from types import ModuleType
 MOVED = {
     "batches": "sampling.batches",
     "compat": "integrations.opacus",
+    "data.errors": "errors",
     "graphs": "mechanism.replay",
     "loader": "sampling.loader",
     "lot": "sampling.lot",
@@ -25,6 +26,8 @@ MOVED = {
     "observation": "mechanism.observation",
     "optimizer": "mechanism.optimizer",
     "plan": "training.planning",
+    "preprocessing.budget": "preprocessing.noise_share",
+    "preprocessing.table": "preprocessing.table_preprocessor",
     "probes": "shapes.probes",
     "rules": "algorithms.update_rule",
     "runs": "training.run_folder",

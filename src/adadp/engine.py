@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from adadp.accounting.accountants import covering_accountant, get_accountant
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import Gaussian, Neighbours
 from adadp.accounting.guarantee import Guarantee
@@ -45,8 +46,9 @@ class PrivacyEngine:
     """Makes training private and says what may be said about it.
 
     One engine serves one dataset: whatever is made private through it is charged to one ledger, in memory or in the
-    file `ledger`. `accountant` is "pld" (tight), "rdp" or "theorem1". A `budget` (epsilon, delta) ends training
-    before the step that would exceed it. A `seed` makes noise and lots repeatable, and must stay secret. With `strict`
+    file `ledger`. `accountant` is "pld" (tight), "rdp", "theorem1" or your own (`accounting.accountant`); what it does
+    not cover is accounted for by "rdp". A `budget` (epsilon, delta) ends training before the step that would
+    exceed it. A `seed` makes noise and lots repeatable, and must stay secret. With `strict`
     there is no number where something could not be tried (`guarantee.untried`).
 
         engine = PrivacyEngine()
@@ -67,9 +69,7 @@ class PrivacyEngine:
         budget: Budget | tuple[float, float] | None = None,
         strict: bool = False,
     ) -> None:
-        if accountant not in ("pld", "rdp", "theorem1"):
-            raise ConfigurationError(f"accountant must be 'pld', 'rdp' or 'theorem1', not {accountant!r}")
-        self.accountant_name = accountant
+        self.accountant_name = get_accountant(accountant).name
         self.budget = Budget(*budget) if isinstance(budget, tuple) else budget
         self.seed, self.strict = seed, strict
         self._randomness = Randomness(seed, secure=secure_mode)
@@ -346,13 +346,12 @@ class PrivacyEngine:
     def guarantee(self, delta: float) -> Guarantee:
         """The guarantee at `delta` for everything that this engine's ledger holds, or *none* and the reasons."""
         ledger = self._open()
-        neighbours = self._neighbours or ledger.neighbours or Neighbours.ADD_REMOVE
         strict = ledger.untried if self.strict else ()
         left = sum(counter.total() for counter in self._left)
         waiting = self._last.waiting if self._last is not None else ()
         return ledger.guarantee(
             delta,
-            accountant=self.accountant_name if neighbours == Neighbours.ADD_REMOVE else "rdp",
+            accountant=self.accountant_name,
             reasons=[*waiting, *(f"strict=True, and this could not be tried: {text}" for text in strict)],
             notes=[f"lots that were handed out and left: {left}"] if left else [],
         )
@@ -372,7 +371,8 @@ class PrivacyEngine:
         return sampling_of(loader, sampling, poisson_sampling)
 
     def _accountant_for(self, sampling: Sampling) -> str:
-        return "rdp" if sampling.neighbours == Neighbours.REPLACE_ONE else self.accountant_name
+        releases = [*self._open().charged(), (sampling.event(1.0), 1)]
+        return covering_accountant(releases, sampling.neighbours, self.accountant_name)
 
     def _open(self) -> Ledger:
         if observation.watching() and getattr(self._ledger, "path", None) is not None:

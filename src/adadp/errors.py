@@ -39,5 +39,25 @@ class LotTooLargeError(PrivacyError, MemoryError):
     """A batch does not fit into memory; says which size would."""
 
 
+class MissingExtraError(PrivacyError, ImportError):
+    """Something needs an optional package that is not installed. The message names the extra."""
+
+
+class DataError(PrivacyError, ValueError):
+    """Data that cannot be used as it is. The message names the file, the column or the folder, and the way out."""
+
+
+class DataNotFoundError(DataError, FileNotFoundError):
+    """A data set is neither here nor to be had. The message says where to put which files."""
+
+    # OSError builds its text from errno and a file name; this one has a message of its own.
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class CorruptDataError(DataError):
+    """A file is damaged or is not what its name says. It was not used."""
+
+
 class UntriedWarning(UserWarning):
     """The guarantee rests on something that could not be tried; it is said once, where training starts."""

@@ -30,7 +30,8 @@ def test_a_covered_composition_has_a_number() -> None:
     assert found.epsilon is not None
     assert found.reasons == ()
     text = str(found)
-    assert "\n" not in text
+    assert text.splitlines()[0] == found.sentence()
+    assert "- N is public." in text.splitlines()
     for part in (round_up(found.epsilon), "1e-05", "one example", "add-or-remove-one", "N is public", "pld", "0.05"):
         assert part in text
         assert part in found.to_markdown() or part == "1e-05"
@@ -86,11 +87,30 @@ def test_text_from_elsewhere_stays_in_its_place() -> None:
     found = make_guarantee(
         {Gaussian(1.0): 1}, 1e-5, unit="one | patient\n| epsilon | 0.1 |", reasons=["a\n\n# epsilon 0.1"]
     )
-    assert len(str(found).splitlines()) == 1
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines] == ["Guarantee:", "Released:", "Why", "-"]
+    for line in found.to_text(80).splitlines():
+        assert len(line) <= 80
+    number = make_guarantee({Gaussian(1.0): 1}, 1e-5, unit="one | patient\n(0.1, 1e-9)-differential privacy")
+    assert [line.split()[0] for line in str(number).splitlines()] == ["Whether", "Released:", "This", "-"]
     rows = found.to_markdown().splitlines()
     assert sum(row.startswith("| epsilon |") for row in rows) == 1
     assert not any(row.startswith("#") for row in rows)
     assert json.loads(found.to_json())["reasons"] == ["a\n\n# epsilon 0.1"]
+
+
+def test_the_sentence_is_the_definition_in_numbers_that_are_not_rounded_down() -> None:
+    found = Guarantee(0.99901, 1e-5, Neighbours.ADD_REMOVE, "pld", "nothing")
+    assert found.sentence() == (
+        "Whether or not one example is in the data, no result is more than 2.716 (e^0.9991) times as likely in one "
+        "case as in the other, plus 1e-05: (0.9991, 1e-05)-differential privacy for one example under "
+        "add-or-remove-one neighbours."
+    )
+    assert math.exp(0.99901) <= 2.716
+    replaced = Guarantee(800.0, 1e-5, Neighbours.REPLACE_ONE, "rdp", "nothing", unit="one patient").sentence()
+    assert replaced.startswith("If one patient is replaced by another, no result is more than e^800 times as likely")
+    none = Guarantee(None, 1e-5, Neighbours.ADD_REMOVE, "pld", "nothing", reasons=("norms were logged",))
+    assert none.sentence().startswith("Guarantee: none.")
 
 
 def test_a_relation_given_by_its_name_is_that_relation() -> None:

@@ -129,13 +129,13 @@ def test_several_runs_without_a_shared_budget_were_planned_together(path: Path) 
 def test_untried_comes_before_the_assumptions() -> None:
     found = make_guarantee({Gaussian(4.0): 1}, 1e-5, assumptions=("N is public",), untried=("the loss",), notes=("n",))
     text, table = str(found), found.to_markdown()
-    assert text.index("Not tried: The loss.") < text.index("This rests on")
+    assert text.index("Not tried:\n- The loss.") < text.index("This rests on")
     assert table.index("Not tried:") < table.index("What it rests on:")
     values = list(json.loads(found.to_json()))
     assert values.index("untried") < values.index("assumptions")
     none = make_guarantee({Gaussian(4.0): 1}, 1e-5, assumptions=("a",), untried=("b",), notes=("c",), reasons=("d",))
     assert none.epsilon is None
-    assert str(none).index("D.") < str(none).index("Not tried: B.") < str(none).index("Note: C.")
+    assert str(none).index("- D.") < str(none).index("Not tried:\n- B.") < str(none).index("Notes:\n- C.")
     assert make_guarantee({Gaussian(4.0): 1}, 1e-5).untried == ()
 
 

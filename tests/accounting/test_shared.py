@@ -85,8 +85,8 @@ def test_the_filter_admits_no_more_than_the_budget_whatever_is_chosen(path: Path
             except BudgetExhaustedError:
                 continue
             released[event] = released.get(event, 0) + count
-            order = order or ledger._books.order
-            assert order == ledger._books.order is not None
+            order = order or ledger._state.order
+            assert order == ledger._state.order is not None
         if released:
             assert order is not None
             filter_ = RenyiFilter(budget.epsilon, budget.delta, order)
@@ -218,7 +218,7 @@ def test_a_block_above_its_own_order_has_no_price() -> None:
     ledger = Ledger(None, dataset="digits", budget=Budget(8.0, 1e-5))
     with ledger.start({}) as run:
         run.charge(Gaussian(100.0))  # few and cheap: the order is a high one
-        order = ledger._books.order
+        order = ledger._state.order
         assert order is not None
         with pytest.raises(AccountingError, match="no finite"):
             run.charge(RenyiBlock(order / 2, 0.1))

@@ -15,9 +15,9 @@ from adadp.accounting import gaussian
 from adadp.audit import Audit, Claim, Counts, Errors, PreprocessingThreat, Setting, many_runs, one_run, report
 from adadp.audit.attack import Attack, Transcript
 from adadp.audit.bounds import gaussian_claim
-from adadp.audit.claims import Promise
 from adadp.audit.many_runs import Finding, confirm, confirming_trials
 from adadp.audit.one_run import OneRunAudit, combined, confirming_runs, p_value
+from adadp.audit.promise import Promise
 from adadp.errors import ConfigurationError
 from audit.planted import HalfTheNoise
 

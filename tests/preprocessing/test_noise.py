@@ -9,7 +9,7 @@ from scipy import stats
 from adadp.accounting.events import Gaussian
 from adadp.errors import BudgetExhaustedError, ConfigurationError
 from adadp.preprocessing import DPPCA, DPStandardScaler, noise_multiplier_for_share, release
-from adadp.preprocessing.budget import gaussian_delta
+from adadp.preprocessing.noise_share import gaussian_delta
 from adadp.preprocessing.scaler import SHARES
 
 

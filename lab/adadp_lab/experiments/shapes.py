@@ -46,6 +46,7 @@ from adadp.data import load
 from adadp.models import build
 from adadp.preprocessing import DPPCA
 from adadp.shapes.probes import Blobs, PinkNoise
+from adadp.training.lot_loop import each_lot
 
 DELTA = 1e-5
 RATES = {"tanh-cnn": (0.5, 1.0, 2.0, 4.0, 8.0), "paper": (0.125, 0.25, 0.5, 1.0, 2.0)}
@@ -200,17 +201,10 @@ class Workbench:
         work = TrainingStep(private, lambda batch, targets: nn.functional.cross_entropy(model(batch), targets))
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.steps)
         average = [parameter.detach().clone() for parameter in model.parameters()]
-        started, step = time.perf_counter(), 0
-        while step < task.steps:
-            for batch, targets in loader:
-                work(batch, targets)
-                if loader.current is not None and not loader.current.last:
-                    continue  # the lot goes on
-                schedule.step()
-                torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.02)
-                step += 1
-                if step == task.steps:
-                    break
+        started = time.perf_counter()
+        for _ in each_lot(loader, work, task.steps):
+            schedule.step()
+            torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.02)
         final = _accuracy(model, test_images, test_labels)
         seconds = time.perf_counter() - started
         for parameter, value in zip(model.parameters(), average, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes.shape import Kronecker
 from adadp.shapes.sources import Public
+from adadp.training.lot_loop import ShuffledLots, each_lot
 from adadp.training.planning import derived
 from adadp_lab.paper.accounts import Theorem1, noise_for
 from adadp_lab.paper.distributions import look
@@ -96,33 +97,26 @@ class _Run:
             self.algorithm.settings["schedule"], optimizer, self.steps, len(inputs) / self.lot
         )
         used: Optimizer = optimizer
-        engine, private, loader = None, None, None
-        lots = _shuffled(inputs, labels, self.lot, derived(self.seed, "lots"))
+        engine, private = None, None
+        lots: PrivateLoader | ShuffledLots = ShuffledLots(inputs, labels, self.lot, derived(self.seed, "lots"))
         if self.noise is not None:
             engine = PrivacyEngine(seed=derived(self.seed, "training"), accountant=self.algorithm.accountant)
-            private, loader = self._private(engine, optimizer)
-            used, lots = private, _endless(loader)
+            private, lots = self._private(engine, optimizer)
+            used = private
         work = self.algorithm.training_step(used, self.model)
         wanted, looked = marks(self.settings), set(self.settings.get("snapshots", ()))
         started, done = time.perf_counter(), 0
-        for batch, targets in lots:
-            before = {k: v.clone() for k, v in self.model.state_dict().items()} if done + 1 in looked else None
-            work(batch, targets)
-            if loader is not None and loader.current is not None and not loader.current.last:
-                continue  # the lot goes on
-            if loader is not None and loader.stopped:
-                break
+        before = self._state() if 1 in looked else None
+        for done, (batch, targets) in each_lot(lots, work, wanted[-1]):
             schedule.step()
-            done += 1
             if private is not None:
                 self._note(private, done)
-                if before is not None and loader is not None and loader.lots.whole is not None:
-                    drawn = slice(0, int(loader.lots.whole.real))
+                if before is not None and isinstance(lots, PrivateLoader) and lots.lots.whole is not None:
+                    drawn = slice(0, int(lots.lots.whole.real))
                     self.noted[str(done)] = self._look(private, batch[drawn], targets[drawn], before)
+            before = self._state() if done + 1 in looked else None
             if done == wanted[len(self.curve)]:
                 self.curve.append((done, self._accuracy()))
-                if done == wanted[-1]:
-                    break
         if not self.curve or self.curve[-1][0] != done:
             self.curve.append((done, self._accuracy()))  # a privacy filter ended it between two marks
         self.seconds = time.perf_counter() - started
@@ -177,6 +171,9 @@ class _Run:
             else:
                 self.spent.append([1, sigma])
 
+    def _state(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
     def _look(
         self, private: PrivateOptimizer, batch: Tensor, targets: Tensor, state: dict[str, Tensor]
     ) -> dict[str, Any]:
@@ -211,16 +208,3 @@ class _Run:
             steps = [step for step, _ in self.curve]
             found["claimed"] = cost.along(self.spent, steps, self.settings.get("epsilon"))
         return found
-
-
-def _endless(loader: PrivateLoader) -> Iterator[Any]:
-    while not loader.stopped:
-        yield from loader
-
-
-def _shuffled(inputs: Tensor, labels: Tensor, lot: int, seed: int) -> Iterator[Any]:
-    """Lots without privacy, for ever: a new order of the examples each epoch."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        for part in torch.split(torch.randperm(len(inputs), generator=generator).to(inputs.device), lot):
-            yield inputs[part], labels[part]

@@ -72,11 +72,10 @@ def calibrate_noise(
         return chosen.epsilon(make_composition(sigma), delta, neighbours)
 
     sigma, factor = 1.0, 2.0
-    if accountant == "pld":
-        # Renyi bounds cost a tenth and lie 10 to 20% above: begin the search where they end it.
+    if chosen.searches_start_from is not None:
         with contextlib.suppress(ConfigurationError, AccountingError):
             sigma = calibrate_noise(
-                make_composition, epsilon, delta, accountant="rdp", neighbours=neighbours
+                make_composition, epsilon, delta, accountant=chosen.searches_start_from, neighbours=neighbours
             ).noise_multiplier
             factor = 1.1
     # `private` fits, `leaky` does not.
@@ -142,12 +141,11 @@ def most(
     def cost(count: int) -> float:
         return chosen.epsilon(make_composition(count), delta, neighbours).epsilon
 
-    if accountant == "pld":
-        # Renyi bounds are nearly free and a little above: begin where they end.
+    if chosen.searches_start_from is not None:
         with contextlib.suppress(AccountingError):
             guess = most(
                 make_composition, epsilon, delta,
-                accountant="rdp", neighbours=neighbours, at_most=at_most, guess=guess,
+                accountant=chosen.searches_start_from, neighbours=neighbours, at_most=at_most, guess=guess,
             )  # fmt: skip
     fits, exceeds = 0, at_most + 1
     fits_cost, exceeds_cost = 0.0, math.inf

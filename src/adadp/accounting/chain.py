@@ -10,7 +10,6 @@ not stop somebody who rewrites both files: keep a copy of the head elsewhere for
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from adadp.errors import ConfigurationError, LedgerError
+
+try:
+    import fcntl
+except ImportError:  # Windows: ledgers in memory work, files can be read and not written
+    fcntl = None  # type: ignore[assignment]
 
 Record = dict[str, Any]
 
@@ -135,6 +139,11 @@ class Chain:
         """Become the only process that may append; returns the records as they are now, verified."""
         if self._broken:
             raise self._refuse("an earlier write to it failed; open it again")
+        if fcntl is None:  # two processes that write at once would both spend the same budget
+            raise LedgerError(
+                f"the ledger {self.path} cannot be written: this system has no POSIX file locks. Keep the ledger in "
+                "memory (no path), or train under Linux, macOS or WSL"
+            )
         try:
             return self._lock()
         except OSError as error:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from adadp.accounting import gaussian
-from adadp.accounting.accountants import Pld, get_accountant, require_delta, require_epsilon
+from adadp.accounting.accountants import get_accountant, require_delta, require_epsilon
 from adadp.accounting.composition import Composition
 from adadp.accounting.events import Neighbours
 
@@ -30,15 +30,7 @@ def privacy_profile(
     for epsilon in epsilons:
         require_epsilon(epsilon)
     require_delta(aim)
-    if isinstance(chosen, Pld) and releases and chosen._parts(releases, neighbours)[0]:
-        distribution = chosen.distribution(releases, aim, neighbours)
-        if distribution is not None:
-            renyi = get_accountant("rdp")
-            return [
-                min(distribution.delta(epsilon), renyi.delta(releases, epsilon, neighbours).delta)
-                for epsilon in epsilons
-            ]
-    return [chosen.delta(releases, epsilon, neighbours).delta for epsilon in epsilons]
+    return chosen.bound_profile(releases, epsilons, neighbours, aim)
 
 
 def trade_off(epsilons: Sequence[float], deltas: Sequence[float], false_positive_rates: Sequence[float]) -> list[float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ FIXED_BEFOREHAND = (
     "noise multipliers, sampling rates and numbers of releases were fixed beforehand and did not depend on "
     "earlier outputs"
 )
+
+_LARGEST_FACTOR = 10  # an epsilon above which e^epsilon is only a long number
 
 
 def round_up(value: float, digits: int = 4) -> str:
@@ -110,33 +113,59 @@ class Guarantee:
         return self.epsilon
 
     def __str__(self) -> str:
+        return self.to_text()
+
+    def sentence(self) -> str:
+        """The guarantee for a reader who knows no differential privacy: what it promises, to whom, in numbers.
+
+        It is the definition in words: for all datasets D and D' that differ by the unit and every set S of results,
+        P[M(D) in S] <= e^epsilon P[M(D') in S] + delta.
+        """
         delta = round_up(self.delta)
         if self.epsilon is None:
-            text = f"Guarantee: none. {_sentence('; '.join(self.reasons))}"
-            if self.claimed_epsilon is not None:
-                text += (
-                    f" The published analysis would claim ({round_up(self.claimed_epsilon)}, {delta})-"
-                    "differential privacy: claimed, not guaranteed."
-                )
-            return text + f" Released: {_sentence(self.sampling)}" + self._remarks("It would rest on the following")
-        by = f"{self.accountant} accountant"
-        if self.order is not None:
-            by += f", order {self.order:g}"
-        text = (
-            f"({round_up(self.epsilon)}, {delta})-differential privacy for {_line(self.unit)} under "
-            f"{self.neighbours} neighbours ({by}). Released: {_sentence(self.sampling)}"
+            return "Guarantee: none. Nothing is promised to those whose data was used."
+        epsilon, unit = round_up(self.epsilon), _line(self.unit)
+        factor = f"e^{epsilon}"
+        if self.epsilon <= _LARGEST_FACTOR:
+            factor = f"{round_up(math.exp(self.epsilon))} ({factor})"
+        likely = f"no result is more than {factor} times as likely"
+        if self.neighbours is Neighbours.REPLACE_ONE:
+            promise = f"If {unit} is replaced by another, {likely} with the one as with the other"
+        else:
+            promise = f"Whether or not {unit} is in the data, {likely} in one case as in the other"
+        return (
+            f"{promise}, plus {delta}: ({epsilon}, {delta})-differential privacy for {unit} under {self.neighbours} "
+            "neighbours."
         )
-        return text + self._remarks("This rests on the following")
 
-    def _remarks(self, rests_on: str) -> str:
-        text = ""
-        if self.untried:
-            text += f" Not tried: {_sentence('; '.join(self.untried))}"
-        if self._tried:
-            text += f" {rests_on}: {_sentence('; '.join(self._tried))}"
-        for note in self.notes:
-            text += f" Note: {_sentence(note)}"
-        return text
+    def to_text(self, width: int | None = None) -> str:
+        """The sentence, what was released, and lists: the conditions, what nobody could try, why there is none.
+
+        Args:
+            width: columns to wrap at; None leaves every item on one line.
+        """
+        by = self.accountant if self.order is None else f"{self.accountant}, order {self.order:g}"
+        lines = [self.sentence()]
+        if self.claimed_epsilon is not None:
+            claim = f"({round_up(self.claimed_epsilon)}, {round_up(self.delta)})-differential privacy"
+            lines.append(f"The published analysis would claim {claim}: claimed, not guaranteed.")
+        lines.append(f"Released: {_sentence(self.sampling)} Accountant: {by}.")
+        rests_on = "It would rest on" if self.epsilon is None else "This rests on"
+        for title, items in self._lists(f"{rests_on} these conditions"):
+            lines += [f"{title}:", *(f"- {_sentence(item)}" for item in items)]
+        if width is not None:
+            lines = [textwrap.fill(line, width, subsequent_indent="  " * line.startswith("- ")) for line in lines]
+        return "\n".join(lines)
+
+    def _lists(self, rests_on: str) -> list[tuple[str, Sequence[str]]]:
+        """Titles and items, in the order in which a reader needs them; empty ones left out."""
+        found: tuple[tuple[str, Sequence[str]], ...] = (
+            ("Why there is no guarantee", self.reasons),
+            ("Not tried", self.untried),
+            (rests_on, self._tried),
+            ("Notes", self.notes),
+        )
+        return [(title, items) for title, items in found if items]
 
     @property
     def _tried(self) -> list[str]:
@@ -185,14 +214,8 @@ class Guarantee:
             f"| released | {_cell(self.sampling)} |",
             f"| accountant | {self.accountant}{order} |",
         ]
-        for title, items in (
-            ("Why there is no guarantee", self.reasons),
-            ("Not tried", self.untried),
-            ("What it rests on", self._tried),
-            ("Notes", self.notes),
-        ):
-            if items:
-                lines += ["", f"{title}:", "", *(f"- {_line(item)}" for item in items)]
+        for title, items in self._lists("What it rests on"):
+            lines += ["", f"{title}:", "", *(f"- {_line(item)}" for item in items)]
         return "\n".join(lines) + "\n"
 
 
@@ -244,16 +267,19 @@ def make_guarantee(
     this accountant refuses raises `AccountingError`; one that no proof covers gives a guarantee of *none*.
     """
     # Imported here so that reading and recording events needs no numerical library.
-    from adadp.accounting.accountants import default_accountant, get_accountant, require_delta
+    from adadp.accounting.accountants import covering_accountant, get_accountant, require_delta
 
     require_delta(delta)
     neighbours = Neighbours(neighbours)
     releases = canonical(composition)
-    name = accountant or default_accountant(releases)
-    chosen = get_accountant(name)
-    # What the broadest accountant does not cover, no proof does: that is *none*, not a mistake in the call.
-    broadest = get_accountant("rdp")
-    refusals = (broadest.refusal(event, neighbours) for event, _ in releases if not isinstance(event, Uncovered))
+    name = accountant or covering_accountant(releases, neighbours)
+    chosen, broadest = get_accountant(name), get_accountant("rdp")
+    # What neither this accountant nor the broadest covers, no proof does: that is *none*, not a mistake in the call.
+    refusals = (
+        chosen.refusal(event, neighbours) and broadest.refusal(event, neighbours)
+        for event, _ in releases
+        if not isinstance(event, Uncovered)
+    )
     why = tuple(dict.fromkeys((*reasons, *uncovered_reasons(releases), *filter(None, refusals))))
     sampling = "; ".join(describe(event, count) for event, count in releases) or "nothing"
     untried, notes = tuple(dict.fromkeys(untried)), tuple(dict.fromkeys(notes))

@@ -25,11 +25,11 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from adadp.accounting.books import JSON, VERSION, Refusal, RunSummary, on_record, planned_steps
 from adadp.accounting.budget import Allowance, Budget
 from adadp.accounting.chain import Chain, Record, canonical_json
 from adadp.accounting.composition import Canonical, canonical
 from adadp.accounting.events import Event, Neighbours, Uncovered, event_to_json
+from adadp.accounting.ledger_state import JSON, VERSION, Refusal, RunSummary, on_record, planned_steps
 from adadp.accounting.reading import ReadableLedger
 from adadp.accounting.remarks import Remarks
 from adadp.accounting.run import MOST_RESERVED, Run
@@ -82,7 +82,7 @@ class Ledger(ReadableLedger):
 
     def _inherit(self, runs: Sequence[CarriedRun]) -> None:
         try:
-            news = self._books.news(runs, self._exact)
+            news = self._state.news(runs, self._exact)
         except Refusal as reason:
             raise self._refuse(reason) from None
         if not news:
@@ -94,29 +94,29 @@ class Ledger(ReadableLedger):
 
     def _admit(self, news: Sequence[CarriedRun]) -> None:
         """Hold what is inherited against the shared budget, if there is one."""
-        books = self._books
-        here = [run for run in news if run.same_as(books.dataset) and run.counts]
-        if books.budget is None or not here:
+        state = self._state
+        here = [run for run in news if run.same_as(state.dataset) and run.counts]
+        if state.budget is None or not here:
             return
         counts = [pair for run in here for pair in run.counts]
         for event, _ in counts:
             if isinstance(event, Uncovered):
                 raise self._refuse(f"a shared budget cannot be kept over what no proof covers ({event.reason})")
-        if books.one_plan is not None:
+        if state.one_plan is not None:
             raise self._refuse(f"{self._one_plan_text()}, and these weights were paid for by other runs")
-        relation = books.neighbours or here[0].neighbours
-        order = books.order
+        relation = state.neighbours or here[0].neighbours
+        order = state.order
         if order is None:  # as before a release: nothing of this ledger's own has been released yet
-            order = fix_order(max(counts, key=lambda pair: pair[1])[0], books.budget, relation)
-        then = copy.copy(books)
-        then.order, then.carried = order, {**books.carried, **{run.uid: run for run in here}}
-        limit = FilterLimit(books.budget, order, relation)
+            order = fix_order(max(counts, key=lambda pair: pair[1])[0], state.budget, relation)
+        then = copy.copy(state)
+        then.order, then.carried = order, {**state.carried, **{run.uid: run for run in here}}
+        limit = FilterLimit(state.budget, order, relation)
         if not limit.certify(dict(canonical(then.pairs(on_record)))):
             raise BudgetExhaustedError(
                 f"{limit} does not hold what these weights cost: they cannot be trained on under it. Use a ledger "
                 "with a larger budget, or none"
             )
-        if books.order is None:
+        if state.order is None:
             self._append({"kind": "order", "order": order})
 
     # ---- writing ---------------------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ class Ledger(ReadableLedger):
     def _lock(self) -> None:
         """Hold the file for writing."""
         if self._chain is None:
-            if not self._books.key:
-                self._books.apply(self._header())
+            if not self._state.key:
+                self._state.apply(self._header())
             return
         if self._chain.locked:
             return
@@ -175,7 +175,7 @@ class Ledger(ReadableLedger):
         records = chain.lock()
         try:
             self._replay(records)
-            if not self._books.key:
+            if not self._state.key:
                 self._append(self._header())
         except BaseException:
             self._unlock()
@@ -205,14 +205,14 @@ class Ledger(ReadableLedger):
     def _append(self, record: Record) -> None:
         """On the disk first, then in memory."""
         with self._mutex:
-            if self._books.version == 1 and self._books.key:
+            if self._state.version == 1 and self._state.key:
                 self._write({"kind": "upgrade", "version": VERSION})
             self._write(record)
 
     def _write(self, record: Record) -> None:
         if self._chain is not None:
             self._chain.append(record)
-        self._books.apply(record)
+        self._state.apply(record)
 
     def _start(
         self,
@@ -226,7 +226,7 @@ class Ledger(ReadableLedger):
         plan = json.loads(canonical_json(plan))  # a copy that nobody else can change
         relation, unit = self._relation(plan), self._unit(plan)
         fingerprint = None if seed is None else self._fingerprint(seed)
-        if fingerprint in self._books.seeds:
+        if fingerprint in self._state.seeds:
             raise LedgerError(
                 "this seed has been used in this ledger: the same noise twice protects nothing. Leave the "
                 "seed out, or take a new one; a resumed run needs a new one too"
@@ -236,8 +236,8 @@ class Ledger(ReadableLedger):
         if budget is not None:
             from adadp.accounting.accountants import get_accountant
 
-            get_accountant(accountant).check(self._books.pairs(self._exact), relation)
-        name, uid = f"run-{len(self._books.runs) + 1}", secrets.token_hex(16)
+            get_accountant(accountant).check(self._state.pairs(self._exact), relation)
+        name, uid = f"run-{len(self._state.runs) + 1}", secrets.token_hex(16)
         self._append(
             {
                 "kind": "run",
@@ -255,7 +255,7 @@ class Ledger(ReadableLedger):
         )
         allowance = None if budget is None else Allowance(budget, accountant, relation)
         run = Run(
-            self, name, uid, allowance, planned_steps(plan), self._books.before(name), durable=self._chain is not None
+            self, name, uid, allowance, planned_steps(plan), self._state.before(name), durable=self._chain is not None
         )
         self._open[name] = run
         return run
@@ -271,16 +271,16 @@ class Ledger(ReadableLedger):
         unit = plan.get("unit")
         if unit is not None and (not isinstance(unit, str) or not unit.strip()):
             raise ConfigurationError(f"a plan's unit must be a text such as 'one example', not {unit!r}")
-        if self._books.unit not in (None, unit or DEFAULT_UNIT):
-            raise self._refuse(f"it protects {self._books.unit!r}, and the plan {unit or DEFAULT_UNIT!r}")
+        if self._state.unit not in (None, unit or DEFAULT_UNIT):
+            raise self._refuse(f"it protects {self._state.unit!r}, and the plan {unit or DEFAULT_UNIT!r}")
         return unit
 
     def _fingerprint(self, seed: int) -> str:
-        return hmac.new(self._books.key, f"seed {operator.index(seed)}".encode(), "sha256").hexdigest()
+        return hmac.new(self._state.key, f"seed {operator.index(seed)}".encode(), "sha256").hexdigest()
 
     def _require_resumable(self, resume: str | None, plan: dict[str, JSON]) -> None:
         while resume is not None:
-            summary = self._books.runs.get(resume)
+            summary = self._state.runs.get(resume)
             if summary is None:
                 raise self._refuse(f"it has no run {resume!r} to resume")
             if resume in self._open:
@@ -291,20 +291,20 @@ class Ledger(ReadableLedger):
 
     def _goes_on(self, run: str | None) -> bool:
         """Whether this run is the one that has all of the shared budget, or continues it."""
-        plan = self._books.one_plan
+        plan = self._state.one_plan
         if plan is None or run is None:
             return False
-        return run == plan.run or any(each.id == plan.run for each in self._books.ancestors(run))
+        return run == plan.run or any(each.id == plan.run for each in self._state.ancestors(run))
 
     def _require_free(self, resume: str | None) -> None:
-        if self._books.one_plan is not None and not self._goes_on(resume):
+        if self._state.one_plan is not None and not self._goes_on(resume):
             raise self._refuse(
                 f"{self._one_plan_text()}. Resume that run, or start a ledger of its own for this one, whose cost then "
                 "comes on top; a larger budget (or fewer steps of the first run) leaves room for several runs"
             )
 
     def _one_plan_text(self) -> str:
-        plan = self._books.one_plan
+        plan = self._state.one_plan
         assert plan is not None
         return (
             f"all of its shared budget belongs to the plan of {plan.run} ({plan.steps:,} steps by the "
@@ -317,7 +317,7 @@ class Ledger(ReadableLedger):
         """What everything but one run may have released by the time that it is asked again; `step` if it is about
         to take a step, and with it over what is left of a plan that it resumes.
         """
-        return canonical(self._books.pairs(on_record, without=run, going_on=run if step else None))
+        return canonical(self._state.pairs(on_record, without=run, going_on=run if step else None))
 
     def _limits(self, run: Run, event: Event) -> Limits | None:
         """What bounds a run. If nothing has been released yet, settle here how a shared budget is kept."""
@@ -327,24 +327,24 @@ class Ledger(ReadableLedger):
         return Limits(parts) if parts else None
 
     def _shared_limit(self, run: Run) -> Limit | None:
-        if self._books.one_plan is not None:
-            return PlanLimit(self._books.one_plan, mine=self._goes_on(run.id))
-        return None if self._books.order is None else self._filter()
+        if self._state.one_plan is not None:
+            return PlanLimit(self._state.one_plan, mine=self._goes_on(run.id))
+        return None if self._state.order is None else self._filter()
 
     def _settle_shared(self, run: Run, event: Event) -> None:
-        books = self._books
-        if books.budget is None or books.neighbours is None or books.order is not None or books.one_plan is not None:
+        state = self._state
+        if state.budget is None or state.neighbours is None or state.order is not None or state.one_plan is not None:
             return
         steps, mine = run._to_come(event), run._allowance
         order, refusal = None, None
         try:
-            order = fix_order(event, books.budget, books.neighbours)
+            order = fix_order(event, state.budget, state.neighbours)
         except BudgetExhaustedError as error:
             refusal = error
         held = order is not None and (
-            steps is None or FilterLimit(books.budget, order, books.neighbours).certify({event: steps})
+            steps is None or FilterLimit(state.budget, order, state.neighbours).certify({event: steps})
         )
-        whole = mine is not None and mine.budget == books.budget and not books.pairs(on_record)
+        whole = mine is not None and mine.budget == state.budget and not state.pairs(on_record)
         if not held and whole and steps is not None and mine is not None and mine.certify({event: steps}):
             plan = {"event": event_to_json(event), "steps": steps, "accountant": mine.accountant}
             self._append({"kind": "one-plan", "run": run.id, **plan})
@@ -382,12 +382,12 @@ class Ledger(ReadableLedger):
     def _note(self, run: str, remarks: Remarks) -> None:
         """Keep what is new of `remarks`. The run may have ended: what is found out late counts too."""
         with self._mutex:
-            if remarks.without(self._books.runs[run].remarks):
+            if remarks.without(self._state.runs[run].remarks):
                 self._require_owner()
                 self._writing(lambda: self._write_note(run, remarks))
 
     def _write_note(self, run: str, remarks: Remarks) -> None:
-        new = remarks.without(self._books.runs[run].remarks)  # another process may have noted some of it meanwhile
+        new = remarks.without(self._state.runs[run].remarks)  # another process may have noted some of it meanwhile
         if new:
             self._append({"kind": "note", "run": run, **new.to_json()})
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adadp.accounting.books import Books, Refusal, RunSummary
 from adadp.accounting.budget import Budget
 from adadp.accounting.chain import Chain, Record
 from adadp.accounting.composition import Canonical, canonical
 from adadp.accounting.events import Event, Neighbours
+from adadp.accounting.ledger_state import LedgerState, Refusal, RunSummary
 from adadp.accounting.remarks import Remarks
 from adadp.accounting.shared import FilterLimit
 from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, FilterOrigin, spending_to_json
@@ -42,7 +42,7 @@ class ReadableLedger:
         what the file says.
         """
         self.path = None if path is None else Path(path)
-        self._books = Books(dataset, None if neighbours is None else Neighbours(neighbours), budget)
+        self._state = LedgerState(dataset, None if neighbours is None else Neighbours(neighbours), budget)
         self._chain = None if self.path is None else Chain(self.path)
         self._open: dict[str, Run] = {}
         self._mutex = threading.RLock()
@@ -53,17 +53,17 @@ class ReadableLedger:
     @property
     def dataset(self) -> str | None:
         """The name of the data, if it has one."""
-        return self._books.dataset
+        return self._state.dataset
 
     @property
     def neighbours(self) -> Neighbours | None:
         """The relation of everything in it; None until the first run settles it."""
-        return self._books.neighbours
+        return self._state.neighbours
 
     @property
     def budget(self) -> Budget | None:
         """What all runs share, if that was fixed when the ledger was made."""
-        return self._books.budget
+        return self._state.budget
 
     def _refuse(self, reason: object) -> LedgerError:
         name = self.path or "(in memory)"
@@ -71,22 +71,22 @@ class ReadableLedger:
 
     def _replay(self, records: Sequence[Record]) -> None:
         """Rebuild what the ledger knows from its records."""
-        books = Books(self.dataset, self.neighbours, self.budget)
+        state = LedgerState(self.dataset, self.neighbours, self.budget)
         for number, record in enumerate(records, 1):
             try:
-                books.apply(record)
+                state.apply(record)
             except Refusal as reason:
                 raise self._refuse(reason) from None
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 raise self._refuse(f"record {number} makes no sense ({error})") from None
-        self._books = books
+        self._state = state
 
-    def _refresh(self) -> Books:
+    def _refresh(self) -> LedgerState:
         """Read the file again unless this process holds it: another one may have charged since."""
         held = self._chain is None or (self._chain.locked and os.getpid() == self._owner)
-        if self._chain is not None and not held and (self._books.key or self._chain.exists()):
+        if self._chain is not None and not held and (self._state.key or self._chain.exists()):
             self._replay(self._chain.read())
-        return self._books
+        return self._state
 
     def _exact(self, run: RunSummary) -> Mapping[Event, int]:
         """What a run charged, where this process makes it; otherwise all that it reserved."""
@@ -111,9 +111,9 @@ class ReadableLedger:
     def charged(self) -> Canonical:
         """The releases charged so far, without the rest of any plan. To show progress: no guarantee is made of it."""
         with self._mutex:
-            books = self._refresh()
-            own = [pair for run in books.runs.values() for pair in self._exact(run).items()]
-            return canonical([*own, *(pair for run in books.inherited() for pair in run.counts)])
+            state = self._refresh()
+            own = [pair for run in state.runs.values() for pair in self._exact(run).items()]
+            return canonical([*own, *(pair for run in state.inherited() for pair in run.counts)])
 
     def charges(self) -> dict[str, Canonical]:
         """What each run of this ledger counts for, by id: as planned where a number of steps was planned."""
@@ -138,8 +138,8 @@ class ReadableLedger:
 
     def _remarks(self) -> Remarks:
         with self._mutex:
-            books = self._refresh()
-            return books.remarks().joined(Remarks(notes=books.notes(self._exact, self._open)))
+            state = self._refresh()
+            return state.remarks().joined(Remarks(notes=state.notes(self._exact, self._open)))
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class ReadableLedger:
         with self._mutex:
             given = Remarks.of(assumptions, reasons, untried, notes)
             remarks = self._remarks().joined(given)
-            return over(self._books, self._exact, remarks, delta, accountant, unit)
+            return over(self._state, self._exact, remarks, delta, accountant, unit)
 
     def spending(self) -> dict[str, Any]:
         """Everything that weights trained under this ledger may depend on, as plain values (`spending`).
@@ -192,34 +192,34 @@ class ReadableLedger:
         Runs with planned steps are in it as planned.
         """
         with self._mutex:
-            books = self._refresh()
-            charges = books.charges(self._exact)
+            state = self._refresh()
+            charges = state.charges(self._exact)
             rows = [
                 CarriedRun(
                     run.uid,
-                    books.dataset,
+                    state.dataset,
                     run.unit or DEFAULT_UNIT,
-                    books.neighbours or Neighbours.ADD_REMOVE,
+                    state.neighbours or Neighbours.ADD_REMOVE,
                     canonical(charges[run.id]),
-                    books.remarks_of(run),
+                    state.remarks_of(run),
                     self._origin(),
                 )
-                for run in books.runs.values()
+                for run in state.runs.values()
             ]
             own = {run.uid for run in rows}
             rows = [run for run in rows if run.counts or run.remarks.reasons]
-            return spending_to_json([*rows, *(run for run in books.carried.values() if run.uid not in own)])
+            return spending_to_json([*rows, *(run for run in state.carried.values() if run.uid not in own)])
 
     def _origin(self) -> FilterOrigin | None:
-        books = self._books
-        if books.order is None or books.budget is None:
+        state = self._state
+        if state.order is None or state.budget is None:
             return None
         block = self._filter().event
-        return FilterOrigin(books.derived("filter"), block.order, block.divergence)
+        return FilterOrigin(state.derived("filter"), block.order, block.divergence)
 
     def _filter(self) -> FilterLimit:
-        books = self._books
-        assert books.budget is not None
-        assert books.order is not None
-        assert books.neighbours is not None
-        return FilterLimit(books.budget, books.order, books.neighbours)
+        state = self._state
+        assert state.budget is not None
+        assert state.order is not None
+        assert state.neighbours is not None
+        return FilterLimit(state.budget, state.order, state.neighbours)

@@ -12,11 +12,12 @@ from adadp.accounting.composition import Canonical
 from adadp.accounting.guarantee import round_up
 from adadp.accounting.ledger import Ledger
 from adadp.algorithms import Algorithm, Task
-from adadp.audit import claims, many_runs, one_run
+from adadp.audit import many_runs, one_run
 from adadp.audit.examples import Examples, ExampleThreat
 from adadp.audit.gradient import GradientThreat
 from adadp.audit.many_runs import Threat
 from adadp.audit.preprocessing import PreprocessingThreat
+from adadp.audit.promise import Promise, of_guarantee, of_text
 from adadp.audit.result import SYNTHETIC_NOTE, Audit
 from adadp.audit.target import Clipped, Setting, Target, calibrated, claimed_epsilon
 from adadp.clipping import Clipping
@@ -114,14 +115,14 @@ def audit_one_run(target: Target, *, confidence: float = 0.95, seed: int | None 
     return one_run.run(target, promise_of(target)[0], confidence=confidence, seed=seed)
 
 
-def promise_of(target: Target) -> tuple[claims.Promise, Canonical]:
+def promise_of(target: Target) -> tuple[Promise, Canonical]:
     """What the engine itself says of a run of this target, and what it charged: asked of a run on synthetic data."""
     delta = target.setting.delta
     started = GradientThreat(target).finished()
     guarantee, composition = started.engine.guarantee(delta), started.ledger.composition()
     if guarantee.epsilon is None:
-        return claims.of_text(claimed_epsilon(target), delta, guarantee.reasons), composition
-    return claims.of_guarantee(composition, guarantee.epsilon, delta, target.neighbours), composition
+        return of_text(claimed_epsilon(target), delta, guarantee.reasons), composition
+    return of_guarantee(composition, guarantee.epsilon, delta, target.neighbours), composition
 
 
 def _threat(name: str, target: Target, canaries: tuple[str, ...], others: Examples | None) -> Threat:

@@ -34,7 +34,7 @@ class Gradient(Protocol):
     def other(self, lot: int) -> Release | None: ...
 
 
-class Observer:
+class GradientObserver:
     """Watches one run through the hook that its step offers; `rows` has what was seen of each lot."""
 
     def __init__(self, started: Started, gradient: Gradient, rate: float, others: int) -> None:
@@ -50,7 +50,7 @@ class Observer:
         self._stepped: Release = {}  # the gradient that the optimizer goes along, redraws averaged in
         started.optimizer.observe(self)
 
-    # ---- the hook (adadp.mechanism.step.Observer) -----------------------------------------------------------
+    # ---- the hook (adadp.mechanism.step.Observer) -------------------------------------------------------------------
 
     def noising(self, release: Unnoised) -> None:
         """Nothing is looked at before the noise: an auditor sees what everybody sees."""

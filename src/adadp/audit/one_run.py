@@ -32,8 +32,8 @@ from torch.utils.data import TensorDataset
 from adadp.accounting.events import Neighbours
 from adadp.accounting.guarantee import round_up
 from adadp.audit.canaries import LENGTH, Layers
-from adadp.audit.claims import Promise
 from adadp.audit.many_runs import check_confidence
+from adadp.audit.promise import Promise
 from adadp.audit.result import SYNTHETIC_NOTE
 from adadp.audit.target import Target
 from adadp.audit.verdict import MORE, Judged, confirming

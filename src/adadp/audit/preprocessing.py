@@ -14,8 +14,8 @@ from adadp.accounting import gaussian
 from adadp.accounting.accountants import require_delta
 from adadp.accounting.composition import canonical
 from adadp.accounting.events import Event, Neighbours
-from adadp.audit import claims
 from adadp.audit.attack import Transcript
+from adadp.audit.promise import Promise, of_guarantee
 from adadp.audit.target import require_noise
 from adadp.errors import ConfigurationError
 from adadp.preprocessing import DPPCA, DPStandardScaler, moments, pca, scaler
@@ -54,12 +54,12 @@ class PreprocessingThreat:
             return DPPCA(2, self.noise_multiplier, isometric=self.isometric, random_state=seed)
         return DPStandardScaler(self.noise_multiplier, random_state=seed)
 
-    def promise(self, delta: float) -> claims.Promise:
+    def promise(self, delta: float) -> Promise:
         """What the estimator itself says that fitting cost."""
         events: list[tuple[Event, int]] = [(event, 1) for event in self._made(0).fit(_OTHERS).events_]
         composition = canonical(events)
         mu = gaussian.compose((event.noise_multiplier, count) for event, count in composition)  # type: ignore[union-attr]
-        return claims.of_guarantee(composition, gaussian.epsilon(mu, delta), delta, Neighbours.ADD_REMOVE)
+        return of_guarantee(composition, gaussian.epsilon(mu, delta), delta, Neighbours.ADD_REMOVE)
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from adadp.accounting.guarantee import round_up
 from adadp.audit.attack import Array
 from adadp.audit.bounds import Counts
 from adadp.audit.result import Audit
+from adadp.extras import require
 
 _IN, _OUT, _CLAIM = "#c0392b", "#1f5fa8", "#555555"
 
@@ -113,6 +114,7 @@ def _side(value: float, allowed: float) -> str:
 
 def draw(found: Audit, *paths: Path) -> None:
     """Left: the statistic in both worlds. Right: what no test may reach if the promise holds, and what this one did."""
+    require("matplotlib", "plots", "drawing")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

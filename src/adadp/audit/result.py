@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adadp.audit.bounds import Errors
-from adadp.audit.claims import Promise
 from adadp.audit.many_runs import Finding
+from adadp.audit.promise import Promise
 from adadp.audit.verdict import MORE, Judged, confirming
 
 SYNTHETIC_NOTE = "canaries and all other examples are synthetic: this output says nothing about anybody"

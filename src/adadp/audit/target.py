@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp.accounting.accountants import get_accountant
+from adadp.accounting.accountants import covering_accountant, get_accountant
 from adadp.accounting.calibration import calibrate_noise
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian
 from adadp.accounting.ledger import Ledger
@@ -25,6 +25,7 @@ from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.schemes import Sampling
 from adadp.shapes.sources import InputMaker
+from adadp.training.lot_loop import numbered_batches
 
 
 def require_noise(noise_multiplier: float) -> None:
@@ -140,14 +141,7 @@ class Started:
 
     def lots(self, count: int) -> Iterator[tuple[int, Any]]:
         """Batches, each with the number of its lot, until `count` lots were given out or a budget ends them."""
-        lot = 0
-        while lot < count and not self.loader.stopped:
-            for batch in self.loader:
-                yield lot, batch
-                assert self.loader.current is not None
-                lot += self.loader.current.last
-                if lot == count or self.loader.stopped:
-                    return
+        return numbered_batches(self.loader, count)
 
 
 class Without(Sampling):
@@ -182,15 +176,15 @@ def calibrated(target: Target, epsilon: float) -> float:
     """The noise at which `target` costs `epsilon` (or claims to, where no proof covers it)."""
     setting, algorithm = target.setting, target.algorithm()
     _require_private(algorithm)
-    accountant = algorithm.accountant if algorithm.sound else "theorem1"
-    if target.neighbours is Neighbours.REPLACE_ONE:
-        accountant = "rdp"
 
     def event(noise_multiplier: float) -> Event:
         if target.neighbours is Neighbours.REPLACE_ONE:
             return FixedSizeGaussian(noise_multiplier, setting.examples, setting.lot)
         return PoissonGaussian(noise_multiplier, setting.rate)
 
+    replacing = target.neighbours is Neighbours.REPLACE_ONE  # of which the paper claims nothing
+    preferred = algorithm.accountant if algorithm.sound or replacing else "theorem1"
+    accountant = covering_accountant([(event(1.0), setting.steps)], target.neighbours, preferred)
     found = calibrate_noise(
         lambda sigma: [(event(sigma), setting.steps)],
         epsilon,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from adadp.cli import pipeline as options
-from adadp.cli.errors import warn
+from adadp.cli.messages import warn
 from adadp.cli.output import print_list, print_table
 from adadp.errors import AccountingError, ConfigurationError
 
@@ -23,7 +23,7 @@ def account(
     delta: Annotated[float | None, typer.Option(help="Give delta to get epsilon.", show_default=False)] = None,
     epsilon: Annotated[float | None, typer.Option(help="Or give epsilon to get delta.", show_default=False)] = None,
     accountant: options.AccountantOption = None,
-    sampling: options.SamplingOption = options.Sampling.POISSON,
+    sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the privacy profile into this file.", show_default=False)
@@ -40,7 +40,7 @@ def account(
     options.require_noise("--noise-multiplier", noise_multiplier)
     run = options.pipeline(examples, lot, steps, sampling, gaussian)
     composition = run.composition(noise_multiplier)
-    chosen = get_accountant(accountant or run.default_accountant())
+    chosen = get_accountant(run.accountant(accountant))
     if delta is not None:
         spent = chosen.epsilon(composition, delta, run.neighbours)
     else:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from adadp.cli import pipeline as options
-from adadp.cli.errors import warn
+from adadp.cli.messages import warn
 from adadp.cli.output import print_list, print_table
 from adadp.errors import ConfigurationError
 
@@ -21,7 +21,7 @@ def calibrate(
     epsilon: Annotated[float, typer.Option(help="The budget's epsilon.", show_default=False)],
     delta: Annotated[float, typer.Option(help="The budget's delta.", show_default=False)],
     accountant: options.AccountantOption = None,
-    sampling: options.SamplingOption = options.Sampling.POISSON,
+    sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the privacy profile into this file.", show_default=False)
@@ -39,7 +39,7 @@ def calibrate(
         run.composition,
         epsilon,
         delta,
-        accountant=accountant or run.default_accountant(),
+        accountant=run.accountant(accountant),
         neighbours=run.neighbours,
     )
     warnings = options.warn_about_delta(delta, examples)
@@ -47,7 +47,7 @@ def calibrate(
     if plot is not None:
         from adadp.cli.plot import draw_profile
 
-        name = accountant or run.default_accountant()
+        name = run.accountant(accountant)
         draw_profile(plot, run.composition(found.noise_multiplier), found.spent, name, run.neighbours)
     for warning in warnings:
         warn(warning)

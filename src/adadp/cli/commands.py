@@ -19,7 +19,7 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from adadp.cli.errors import OneLineGroup
+from adadp.cli.messages import OneLineGroup
 
 GROUP = "adadp.commands"
 

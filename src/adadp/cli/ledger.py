@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adadp.cli import pipeline as options
-from adadp.cli.output import print_list, print_table
+from adadp.cli.output import print_table
 from adadp.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def show(
     from adadp.accounting.events import event_to_json
 
     ledger = _open(path, None)
-    guarantee = ledger.guarantee(delta, accountant=accountant.value if accountant else None)
+    guarantee = ledger.guarantee(delta, accountant=accountant)
     charges = ledger.charges()
     if json_output:
         runs = [
@@ -73,7 +73,7 @@ def show(
         typer.echo(json.dumps(values, indent=2))
         return
     print_table(f"Ledger {path}", _rows(ledger))
-    print_list("All runs together", [str(guarantee)])
+    typer.echo(f"\nAll runs together\n{guarantee.to_text(80)}")
 
 
 def _rows(ledger: Ledger) -> list[tuple[str, str]]:
@@ -104,7 +104,7 @@ def add(
         float | None, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number T of steps.", show_default=False)] = None,
-    sampling: options.SamplingOption = options.Sampling.POISSON,
+    sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
     note: Annotated[str, typer.Option(help="What this was.")] = "",
 ) -> None:
@@ -160,10 +160,10 @@ def check(
     lines = [f"{path} is intact: dataset {ledger.dataset!r}, {len(ledger.runs)} runs."]
     within = True
     if epsilon is not None:
-        guarantee = ledger.guarantee(delta, accountant=accountant.value if accountant else None)
+        guarantee = ledger.guarantee(delta, accountant=accountant)
         within = guarantee.epsilon is not None and guarantee.epsilon <= epsilon
         values.update(epsilon=guarantee.epsilon, delta=delta, budget=epsilon, within_budget=within)
-        lines.append(f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g}. {guarantee}")
+        lines.append(f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g}. {guarantee.to_text(80)}")
     typer.echo(json.dumps(values, indent=2) if json_output else "\n".join(lines))
     if not within:
         raise typer.Exit(1)

@@ -19,29 +19,26 @@ _MOST_EXAMPLES, _MOST_STEPS = 10**12, 10**9
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 
 
-class Sampling(enum.StrEnum):
+class SamplingName(enum.StrEnum):
     """How lots are drawn."""
 
     POISSON = "poisson"
     FIXED = "fixed"
 
 
-class AccountantName(enum.StrEnum):
-    """The accountants."""
-
-    PLD = "pld"
-    RDP = "rdp"
-    THEOREM1 = "theorem1"
-
-
 Examples = Annotated[int, typer.Option(help="Size N of the dataset.", show_default=False)]
 Lot = Annotated[int, typer.Option(help="Expected size L of a lot; the rate is L / N.", show_default=False)]
 Steps = Annotated[int, typer.Option(help="Number T of steps.", show_default=False)]
 NoiseMultiplier = Annotated[float, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)]
-SamplingOption = Annotated[Sampling, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")]
+SamplingOption = Annotated[
+    SamplingName, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")
+]
 AccountantOption = Annotated[
-    AccountantName | None,
-    typer.Option(help="Default: pld, or rdp where lots have a fixed size.", show_default=False),
+    str | None,
+    typer.Option(
+        help="pld, rdp, theorem1 or one that a package adds. Default: pld, or rdp where lots have a fixed size.",
+        show_default=False,
+    ),
 ]
 GaussianOption = Annotated[
     list[float] | None,
@@ -60,7 +57,7 @@ class Pipeline:
     examples: int
     lot: int
     steps: int
-    sampling: Sampling
+    sampling: SamplingName
     gaussian: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -81,10 +78,11 @@ class Pipeline:
         """The relation for which this sampling has a proof."""
         return scheme(self.sampling.value).neighbours
 
-    def default_accountant(self) -> str:
-        """`pld` wherever it covers the sampling."""
-        whole = self.lot == self.examples
-        return "pld" if self.sampling is Sampling.POISSON or whole else "rdp"
+    def accountant(self, asked: str | None) -> str:
+        """The accountant that was asked for; otherwise the tightest that covers the sampling."""
+        from adadp.accounting.accountants import covering_accountant
+
+        return asked or covering_accountant(self.composition(1.0), self.neighbours)
 
     def step(self, noise_multiplier: float) -> Event:
         """One training step."""
@@ -99,7 +97,7 @@ class Pipeline:
         """What the number rests on, in words."""
         from adadp.accounting.guarantee import FIXED_BEFOREHAND
 
-        if self.sampling is Sampling.POISSON:
+        if self.sampling is SamplingName.POISSON:
             drawn = (
                 f"each example is in each lot independently with probability {self.lot / self.examples:g}; "
                 "neighbouring datasets differ by adding or removing one example"
@@ -132,6 +130,6 @@ def warn_about_delta(delta: float, examples: int) -> tuple[str, ...]:
     return (f"delta {delta:g} is 1/N or more (N = {examples:,}): publishing one random example would satisfy it",)
 
 
-def pipeline(examples: int, lot: int, steps: int, sampling: Sampling, gaussian: Sequence[float] | None) -> Pipeline:
+def pipeline(examples: int, lot: int, steps: int, sampling: SamplingName, gaussian: Sequence[float] | None) -> Pipeline:
     """The options as one value, checked."""
     return Pipeline(examples, lot, steps, sampling, tuple(gaussian or ()))

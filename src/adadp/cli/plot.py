@@ -8,10 +8,12 @@ from adadp.accounting.accountants import Spent
 from adadp.accounting.composition import Composition, canonical
 from adadp.accounting.events import Neighbours
 from adadp.errors import ConfigurationError
+from adadp.extras import require
 
 
 def draw_profile(path: Path, composition: Composition, spent: Spent, accountant: str, neighbours: Neighbours) -> None:
     """Write the image. Both curves are bounds: delta from above, false negatives from below."""
+    require("matplotlib", "plots", "drawing")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adadp.cli.errors import warn
+from adadp.cli.messages import warn
 from adadp.cli.output import print_list, print_table
 from adadp.cli.pipeline import warn_about_delta
 from adadp.errors import ConfigurationError

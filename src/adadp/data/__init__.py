@@ -1,11 +1,11 @@
 """Data sets by name and users' own data, scaled by public constants and never by statistics of the data."""
 
 from adadp.data.dataset import Dataset
-from adadp.data.errors import CorruptDataError, DataError, DataNotFoundError, MissingExtraError
 from adadp.data.folders import cache_folder
 from adadp.data.own import HELD_OUT_NOTE, HeldOut, read, read_held_out
 from adadp.data.standard import NAMES, load
 from adadp.data.table import Table
+from adadp.errors import CorruptDataError, DataError, DataNotFoundError, MissingExtraError
 
 __all__ = [
     "HELD_OUT_NOTE",

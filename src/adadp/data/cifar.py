@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from adadp.data.catalogue import Cifar, CifarSplit
 from adadp.data.download import checksum
-from adadp.data.errors import CorruptDataError, DataNotFoundError
-from adadp.data.extras import require
+from adadp.errors import CorruptDataError, DataNotFoundError
+from adadp.extras import require
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -67,8 +67,8 @@ def read(dataset: Cifar, split: CifarSplit, paths: list[Path]) -> tuple[Bytes, B
 
 
 def _read_parquet(dataset: Cifar, paths: list[Path]) -> tuple[Bytes, Bytes]:
-    parquet = require("pyarrow.parquet", "pyarrow", "reading CIFAR from parquet files")
-    image = require("PIL.Image", "pillow", "decoding CIFAR's images")
+    parquet = require("pyarrow.parquet", "data", "reading CIFAR from parquet files")
+    image = require("PIL.Image", "data", "decoding CIFAR's images")
     images, labels = [], []
     for path in paths:
         try:

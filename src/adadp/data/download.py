@@ -6,13 +6,13 @@ import hashlib
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPException
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 from adadp.data.catalogue import Download
-from adadp.data.errors import CorruptDataError, DataError
+from adadp.errors import CorruptDataError, DataError
 
 _CHUNK = 1 << 20
 _TIMEOUT = 30.0
@@ -68,16 +68,16 @@ def _receive(source: Download, part: Path, offset: int, progress: bool) -> None:
     headers = {"User-Agent": "adadp", **({"Range": f"bytes={offset}-"} if offset else {})}
     try:
         request = urllib.request.Request(source.url, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response, _bar(progress) as bar:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             resumed = offset > 0 and response.status == 206
-            task = bar.add_task(source.url.rsplit("/", 1)[-1], total=source.size, completed=offset if resumed else 0)
-            with part.open("ab" if resumed else "wb") as file:
+            shown = _bar(source, offset if resumed else 0) if progress else nullcontext(_show_nothing)
+            with part.open("ab" if resumed else "wb") as file, shown as advance:
                 # Never more than was announced: a server that sends without end must not fill the disk.
                 left = source.size + 1 - (offset if resumed else 0)
                 while left > 0 and (chunk := response.read(min(_CHUNK, left))):
                     file.write(chunk)
                     left -= len(chunk)
-                    bar.advance(task, len(chunk))
+                    advance(len(chunk))
     except urllib.error.HTTPError as error:
         if error.code != 416 or not offset:
             raise DownloadError(f"{source.url} could not be fetched: {error}") from error
@@ -90,6 +90,19 @@ def _receive(source: Download, part: Path, offset: int, progress: bool) -> None:
             raise DownloadError(f"{source.url} could not be fetched: {error}") from error
 
 
-def _bar(show: bool) -> Progress:
+@contextmanager
+def _bar(source: Download, done: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar; yields what moves it. Without rich there is none."""
+    try:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield _show_nothing
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, transient=True, disable=not show)
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task(source.url.rsplit("/", 1)[-1], total=source.size, completed=done)
+        yield lambda count: bar.advance(task, count)
+
+
+def _show_nothing(count: int) -> None:
+    """Move no bar."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adadp.data.catalogue import Idx
-from adadp.data.errors import CorruptDataError
+from adadp.errors import CorruptDataError
 
 Bytes = npt.NDArray[np.uint8]
 

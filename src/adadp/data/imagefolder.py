@@ -11,8 +11,8 @@ import torch
 
 from adadp.data import labels
 from adadp.data.dataset import Dataset
-from adadp.data.errors import CorruptDataError, DataError
-from adadp.data.extras import require
+from adadp.errors import CorruptDataError, DataError
+from adadp.extras import require
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 
@@ -32,7 +32,7 @@ def read_images(
     whether there is one channel or three; without it there is one if all images are grey. Nothing is measured
     on pixels.
     """
-    library = require("PIL.Image", "pillow", "reading images")
+    library = require("PIL.Image", "data", "reading images")
     folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
     names = tuple(folder.name for folder in folders) if classes is None else labels.declared(classes)
     strangers = [folder.name for folder in folders if folder.name not in names]

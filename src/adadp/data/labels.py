@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.data.errors import DataError
+from adadp.errors import DataError
 
 _MOST_CLASSES = 1_000
 

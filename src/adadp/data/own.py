@@ -14,10 +14,10 @@ import torch
 
 from adadp.data import labels as label_column
 from adadp.data.dataset import Dataset
-from adadp.data.errors import DataError, DataNotFoundError
 from adadp.data.imagefolder import read_images
 from adadp.data.table import Column, Table
 from adadp.data.tablefile import read_columns
+from adadp.errors import DataError, DataNotFoundError
 
 HELD_OUT_NOTE = "accuracy on held-out private rows is computed without noise and is not covered by the guarantee"
 

@@ -15,8 +15,9 @@ from adadp.data import cifar, decoded, idx
 from adadp.data.catalogue import CATALOGUE, Cifar, Download, Entry, IdxSplit
 from adadp.data.dataset import Dataset
 from adadp.data.download import DownloadError, fetch
-from adadp.data.errors import DataError, DataNotFoundError
 from adadp.data.folders import ENVIRONMENT, cache_folder, candidates
+from adadp.errors import DataError, DataNotFoundError
+from adadp.extras import require
 
 Bytes = npt.NDArray[np.uint8]
 Split = Literal["train", "test"]
@@ -61,9 +62,7 @@ def load(
 
 
 def _digits(split: Split) -> Dataset:
-    from sklearn.datasets import load_digits  # slow to import, and not needed for anything else here
-
-    bunch = load_digits()
+    bunch = require("sklearn.datasets", "demo", "the digits data set").load_digits()
     images = torch.from_numpy(bunch.images.astype(np.uint8))[:, None]
     held_out = torch.arange(len(images)) % _DIGITS_STRIDE == _DIGITS_STRIDE - 1
     whole = Dataset("digits", images, torch.from_numpy(bunch.target.astype(np.int64)), tuple("0123456789"), 16)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from adadp.data.errors import CorruptDataError, DataError
-from adadp.data.extras import require
+from adadp.errors import CorruptDataError, DataError
+from adadp.extras import require
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
@@ -91,8 +91,8 @@ def _number(cell: str) -> float | None:
 
 
 def _parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
-    parquet = require("pyarrow.parquet", "pyarrow", "reading parquet files")
-    types = require("pyarrow.types", "pyarrow", "reading parquet files")
+    parquet = require("pyarrow.parquet", "data", "reading parquet files")
+    types = require("pyarrow.types", "data", "reading parquet files")
     try:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:

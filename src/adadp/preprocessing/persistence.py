@@ -17,7 +17,7 @@ from adadp.errors import ConfigurationError
 from adadp.preprocessing.encoding import DeclaredOneHot, HashedOneHot
 from adadp.preprocessing.pca import DPPCA
 from adadp.preprocessing.scaler import DPStandardScaler
-from adadp.preprocessing.table import TablePreprocessor
+from adadp.preprocessing.table_preprocessor import TablePreprocessor
 
 _CLASSES = {c.__name__: c for c in (DPPCA, DPStandardScaler, HashedOneHot, DeclaredOneHot, TablePreprocessor)}
 _FORMAT = "adadp-preprocessing-1"

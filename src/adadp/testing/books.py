@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from adadp.accounting.events import Event, Neighbours, RenyiBlock
+from adadp.accounting.accountants import covering_accountant
+from adadp.accounting.events import Event, Neighbours
 from adadp.accounting.guarantee import Guarantee, make_guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.reading import ReadableLedger
@@ -124,9 +125,7 @@ def _unobserved(guarantee: Guarantee, ledger: ReadableLedger) -> Guarantee:
 
 
 def _accountant(ledger: ReadableLedger) -> str:
-    # A privacy filter, or lots of a fixed size, are covered by Renyi divergences alone.
-    filtered = any(isinstance(event, RenyiBlock) for event, _ in ledger.composition())
-    return "rdp" if filtered or ledger.neighbours is Neighbours.REPLACE_ONE else "pld"
+    return covering_accountant(ledger.composition(), ledger.neighbours or Neighbours.ADD_REMOVE)
 
 
 def _together(runs: list[_Run], count: int, delta: float) -> tuple[float | None, tuple[str, ...]]:

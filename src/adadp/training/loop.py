@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,7 @@ from adadp.sampling.loader import PrivateLoader
 from adadp.shapes.sources import InputMaker
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
+from adadp.training.lot_loop import ShuffledLots, each_lot
 from adadp.training.planning import Plan
 from adadp.training.settings import Settings, from_mapping
 
@@ -185,28 +186,21 @@ class _Execution:
         algorithm, steps = plan.algorithm, plan.steps
         optimizer: Optimizer = algorithm.optimizer(p for p in model.parameters() if p.requires_grad)
         schedule = algorithms.schedule(algorithm.settings["schedule"], optimizer, steps, 1 / plan.rate)
-        loader: PrivateLoader | None = None
-        lots = _shuffled(inputs, labels, plan.lot, plan.seed_for("lots"))
+        lots: PrivateLoader | ShuffledLots
         if algorithm.private:
-            optimizer, loader = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
-            lots = _endless(loader)
+            optimizer, lots = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
         else:
             with self.ledger.start({"algorithm": algorithm.name, "steps": steps}) as charged:
                 charged.charge(Uncovered(algorithm.reasons[0]))
+            lots = ShuffledLots(inputs, labels, plan.lot, plan.seed_for("lots"))
         work = algorithm.training_step(optimizer, model)
         every = max(1, math.ceil(steps / self.settings.evaluations))
         done, accuracy, epsilon, started = 0, None, None, time.perf_counter()
         with warnings.catch_warnings():
             # Where a filter ends the training that is no surprise; the number of steps is in the result.
             warnings.simplefilter("ignore", BudgetWarning)
-            for batch, targets in lots:
-                work(batch, targets)
-                if loader is not None and loader.stopped:
-                    break
-                if loader is not None and loader.current is not None and not loader.current.last:
-                    continue  # the lot goes on
+            for done, _ in each_lot(lots, work, steps):
                 schedule.step()
-                done += 1
                 seconds = time.perf_counter() - started
                 if done % every == 0 or done == steps:
                     accuracy, epsilon = self._accuracy(model), self._epsilon_so_far()
@@ -216,8 +210,6 @@ class _Execution:
                 if self.report is not None:
                     speed = done * plan.lot / max(seconds, 1e-9)
                     self.report(Progress(done, steps, seconds, speed, accuracy, epsilon))
-                if done == steps:
-                    break
         if self.engine is not None:
             self.engine.close()
             self.engine.detach(model)
@@ -281,17 +273,3 @@ class _Execution:
             "image_shape": list(plan.train.input_shape) if isinstance(plan.train, Dataset) else None,
             "maximum": plan.train.maximum if isinstance(plan.train, Dataset) else None,
         }
-
-
-def _endless(loader: PrivateLoader) -> Iterator[Any]:
-    while not loader.stopped:
-        yield from loader
-
-
-def _shuffled(inputs: Tensor, labels: Tensor, lot: int, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Lots without privacy: cut from a new order of the examples each epoch, for ever."""
-    generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
-    while True:
-        for part in torch.split(torch.randperm(len(inputs), generator=generator).to(inputs.device), lot):
-            yield inputs[part], labels[part]

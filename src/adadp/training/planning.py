@@ -21,7 +21,7 @@ from adadp.accounting.ledger import Ledger
 from adadp.algorithms.defaults import STEPS, default_lot
 from adadp.data import Dataset, HeldOut
 from adadp.errors import ConfigurationError
-from adadp.preprocessing import noise_multiplier_for_share
+from adadp.preprocessing.noise_share import noise_multiplier_for_share
 from adadp.training import preparation as prepared
 from adadp.training.settings import Settings, parse_image_size
 
@@ -31,7 +31,7 @@ class Plan:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.algorithm = algorithms.create(settings.algorithm, settings.reading, settings.algorithm_settings())
+        self.algorithm = algorithms.create(settings.algorithm, settings.reading, settings.for_algorithm())
         self.device = device_of(settings.device)
         if settings.model not in ("auto", *models.MODELS):
             raise ConfigurationError(

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from adadp.data import DataError, DataNotFoundError, Dataset, Table
-from adadp.data.extras import require
 from adadp.data.tablefile import read_columns
+from adadp.extras import require
 from adadp.training.run_folder import FinishedRun
 from adadp.training.settings import parse_image_size
 
@@ -55,7 +55,7 @@ def _arrays(source: Path) -> np.ndarray[Any, Any]:
 
 
 def _image(file: Path, run: FinishedRun) -> np.ndarray[Any, Any]:
-    library = require("PIL.Image", "pillow", "reading images")
+    library = require("PIL.Image", "data", "reading images")
     try:
         with library.open(file) as image:
             size = parse_image_size(run.config["image_size"])

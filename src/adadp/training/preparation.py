@@ -6,18 +6,22 @@ is known before it is fitted (`planned_events`), so that training can be calibra
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import torch
 from torch import Tensor
 
+from adadp import preprocessing
 from adadp.accounting.events import Gaussian
 from adadp.data import Dataset, Table
 from adadp.errors import ConfigurationError
-from adadp.preprocessing import DPPCA, DPStandardScaler, TablePreprocessor
-from adadp.preprocessing.table import kind_of
 from adadp.shapes.probes import PinkNoise
 from adadp.shapes.sources import InputMaker
 
-Estimator = DPPCA | TablePreprocessor
+if TYPE_CHECKING:
+    from adadp.preprocessing import DPPCA, TablePreprocessor
+
+Estimator: TypeAlias = "DPPCA | TablePreprocessor"
 
 
 def estimator_for(
@@ -32,7 +36,7 @@ def estimator_for(
     if isinstance(data, Table):
         if pca_noise_multiplier is not None:
             raise ConfigurationError(f"DP-PCA is for images and {data.name} is a table: leave pca_noise_multiplier out")
-        return TablePreprocessor(table_noise_multiplier, random_state=seed)
+        return preprocessing.TablePreprocessor(table_noise_multiplier, random_state=seed)
     if pca_noise_multiplier is None:
         return None
     Gaussian(pca_noise_multiplier)  # refused here, before any data is touched
@@ -40,20 +44,24 @@ def estimator_for(
     if not 1 <= pca_components <= pixels:
         raise ConfigurationError(f"pca_components must be in 1..{pixels} (the pixels), not {pca_components}")
     # Isometric: at the same cost half the variance off the diagonal of what is published.
-    return DPPCA(pca_components, pca_noise_multiplier, isometric=True, random_state=seed)
+    return preprocessing.DPPCA(pca_components, pca_noise_multiplier, isometric=True, random_state=seed)
 
 
 def needs_scales(data: Dataset | Table) -> bool:
     """Whether fitting will release anything for this table: text and flags alone cost nothing."""
-    return isinstance(data, Table) and any(kind_of(column) == "number" for column in data.columns.values())
+    return isinstance(data, Table) and any(
+        preprocessing.kind_of(column) == "number" for column in data.columns.values()
+    )
 
 
 def planned_events(estimator: Estimator | None, data: Dataset | Table) -> tuple[Gaussian, ...]:
     """What fitting will charge, known before any data is touched."""
-    if isinstance(estimator, DPPCA):
+    if estimator is None:
+        return ()
+    if isinstance(estimator, preprocessing.DPPCA):
         return (Gaussian(estimator.noise_multiplier),)
-    if isinstance(estimator, TablePreprocessor) and needs_scales(data):
-        return DPStandardScaler(estimator.noise_multiplier).planned_events()
+    if isinstance(estimator, preprocessing.TablePreprocessor) and needs_scales(data):
+        return preprocessing.DPStandardScaler(estimator.noise_multiplier).planned_events()
     return ()
 
 
@@ -61,8 +69,8 @@ def shape_of(data: Dataset | Table, estimator: Estimator | None) -> tuple[int, .
     """The shape of one of the model's inputs, known before anything is fitted: a table's follows from its types."""
     if isinstance(data, Dataset):
         return data.input_shape if estimator is None else (estimator.n_components,)
-    assert isinstance(estimator, TablePreprocessor)
-    kinds = [kind_of(column) for column in data.columns.values()]
+    assert isinstance(estimator, preprocessing.TablePreprocessor)
+    kinds = [preprocessing.kind_of(column) for column in data.columns.values()]
     return (sum(estimator.buckets if kind == "text" else 1 for kind in kinds),)
 
 
@@ -81,7 +89,7 @@ def rows(data: Dataset | Table, estimator: Estimator | None) -> Tensor:
 
 def probes_for(data: Dataset | Table, estimator: Estimator | None) -> InputMaker:
     """Synthetic inputs of the same form, through the same fitted preprocessing. They hold nothing of the data."""
-    if isinstance(estimator, TablePreprocessor):
+    if estimator is not None and isinstance(estimator, preprocessing.TablePreprocessor):
         return _TableRows(estimator)
     assert isinstance(data, Dataset)
     images = PinkNoise(data.input_shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -17,7 +17,8 @@ class Settings:
     """Everything that can be asked for. None means: chosen for you, from public things alone, and then printed.
 
     Give either `epsilon` (the noise is calibrated to it; 1.0 unless told otherwise) or `noise_multiplier`, and either
-    `epochs` or `steps`. `settings` are the algorithm's own numbers (`adadp.algorithms.defaults`).
+    `epochs` or `steps`. `algorithm_settings` are the algorithm's own numbers (`adadp.algorithms.defaults`), called
+    "settings" in files.
 
     `classes` declares the class names of data of your own; without it those that occur are public by your use of the
     data. `drop_other_labels` leaves out rows of other labels, which are refused otherwise.
@@ -46,7 +47,7 @@ class Settings:
     schedule: str | None = None
     momentum: float | None = None
     max_grad_norm: float | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    algorithm_settings: Mapping[str, Any] = field(default_factory=dict)
     pca_noise_multiplier: float | None = None
     pca_components: int = 60
     preprocessing_share: float = 0.1
@@ -73,26 +74,32 @@ class Settings:
         if not 0 < self.delta < 1:
             raise ConfigurationError(f"delta must be above 0 and below 1, not {self.delta!r}")
 
-    def algorithm_settings(self) -> dict[str, Any]:
+    def for_algorithm(self) -> dict[str, Any]:
         """The numbers that go to the algorithm, without those that were not given."""
         named = {name: getattr(self, name) for name in ("lr", "schedule", "momentum", "max_grad_norm")}
-        return {**self.settings, **{name: value for name, value in named.items() if value is not None}}
+        return {**self.algorithm_settings, **{name: value for name, value in named.items() if value is not None}}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return {**asdict(self), "text": list(self.text), "classes": list(self.classes), "settings": dict(self.settings)}
+        values = {**asdict(self), "text": list(self.text), "classes": list(self.classes)}
+        return {_in_files(name): value for name, value in values.items()}
+
+
+def _in_files(name: str) -> str:
+    """What a setting is called in configuration files and run folders."""
+    return "settings" if name == "algorithm_settings" else name
 
 
 def from_mapping(values: Mapping[str, Any], where: str = "settings") -> Settings:
     """Settings from plain values, each checked; `where` is named in what is refused."""
-    kinds = get_type_hints(Settings)
+    kinds = {_in_files(name): kind for name, kind in get_type_hints(Settings).items()}
     checked: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in kinds:
             raise ConfigurationError(f"{where}: there is no setting {key!r}; there are {', '.join(kinds)}")
         checked[name] = _checked(f"{where}: {key}", value, kinds[name])
-    return Settings(**checked)
+    return Settings(algorithm_settings=checked.pop("settings", {}), **checked)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -105,11 +112,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from None
     return {key.replace("-", "_"): value for key, value in found.items()}
-
-
-def defaults() -> dict[str, Any]:
-    """Every setting with its default."""
-    return {f.name: f.default if f.default is not MISSING else {} for f in fields(Settings)}
 
 
 def parse_image_size(text: str | None) -> tuple[int, int] | None:

@@ -24,6 +24,7 @@ within rounding, and the same bits each time. A value that is NaN adds zero to a
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -58,6 +59,13 @@ def requested() -> str:
 @cache
 def _backend(device: str, dtype: torch.dtype, choice: str) -> ModuleType:
     package = {"cuda": "triton", "cpu": "numba"}.get(device)
-    if choice == "reference" or package is None or dtype != torch.float32 or find_spec(package) is None:
+    if choice == "reference" or package is None or dtype != torch.float32:
+        return reference
+    if find_spec(package) is None:
+        if package == "numba":  # once: the answer is cached
+            warnings.warn(
+                "numba is not installed: training on a CPU is right without it, and slower. pip install 'adadp[fast]'",
+                stacklevel=2,
+            )
         return reference
     return import_module(f"adadp.gradients.kernels.with_{package}")

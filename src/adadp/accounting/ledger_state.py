@@ -71,7 +71,7 @@ def planned_steps(plan: Mapping[str, JSON]) -> int | None:
     return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 
 
-class Books:
+class LedgerState:
     """The state after some records. `dataset`, `neighbours` and `budget` may be given: the records have to agree."""
 
     def __init__(self, dataset: str | None, neighbours: Neighbours | None, budget: Budget | None) -> None:
@@ -314,7 +314,7 @@ class Books:
         return [(dataset, *row) for dataset, row in rows.items()]
 
     def news(self, runs: Iterable[CarriedRun], view: View) -> list[CarriedRun]:
-        """What `runs` add to the books. `Refusal` where they cannot be put together with what is here."""
+        """What `runs` add to the state. `Refusal` where they cannot be put together with what is here."""
         charges = self.charges(view)
         own = {run.uid: (run, charges[name]) for name, run in self.runs.items()}
         relation, unit, found = self.neighbours, self.unit, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adadp.accounting import gaussian
-from adadp.accounting.accountants import default_accountant
+from adadp.accounting.accountants import covering_accountant
 from adadp.accounting.composition import Canonical
 from adadp.accounting.curves import privacy_profile
 from adadp.accounting.events import Neighbours
@@ -43,7 +43,7 @@ def of_guarantee(composition: Canonical, epsilon: float, delta: float, neighbour
         return Promise(gaussian_claim(gaussian.compose(plain)), delta, epsilon, epsilon, True)
     top = 1.5 * max(epsilon, 0.1)
     epsilons = [top * index / _POINTS for index in range(_POINTS + 1)]
-    accountant = default_accountant(composition) if neighbours is Neighbours.ADD_REMOVE else "rdp"
+    accountant = covering_accountant(composition, neighbours)
     deltas = privacy_profile(composition, epsilons, accountant=accountant, neighbours=neighbours, aim=delta)
     return Promise(Claim((*epsilons, epsilon), (*deltas, delta)), delta, epsilon, epsilon, False)
 
