@@ -12,7 +12,7 @@ from adadp.clipping import BY_NAME, by_name
 from adadp.errors import ConfigurationError
 from adadp.gradients import Gradients
 from adadp.gradients.forms.per_example import Dense
-from adadp.shapes.sources import split_noise
+from adadp.shapes.paid import split_noise
 
 
 class Nowhere:
@@ -30,7 +30,7 @@ PARAMETERS = {"a": torch.zeros(2, dtype=torch.float64), "b": torch.zeros(2, dtyp
 
 def test_names() -> None:
     assert set(BY_NAME) == {"flat", "per_layer", "automatic", "ellipsoid", "local"}
-    assert all(type(by_name(name, 2.0)).__module__ == "adadp.clipping" for name in BY_NAME)
+    assert all(type(by_name(name, 2.0)).__module__.startswith("adadp.clipping.") for name in BY_NAME)
     with pytest.raises(ConfigurationError, match="not one of"):
         by_name("oval", 1.0)
 

@@ -31,8 +31,7 @@ from adadp.gradients import Capture, Gradients
 from adadp.mechanism.step import PrivateStep
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, Microbatch
-from adadp.shapes.shape import Shape
-from adadp.shapes.sources import Source
+from adadp.shapes import Shape, Source
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 

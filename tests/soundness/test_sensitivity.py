@@ -218,8 +218,8 @@ class _HalfTheNoise(Flat):
 
 
 class _NoRootOfCoordinates(Local):
-    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
-        return {name: noise_multiplier * bound for name, bound in self.bounds.items()}
+    def _gradient_radii(self, scale: float) -> dict[str, float | Tensor]:
+        return {name: scale * bound for name, bound in self.bounds.items()}
 
 
 class _OneLayerForgotten(Flat):

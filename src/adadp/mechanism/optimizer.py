@@ -21,7 +21,8 @@ from adadp.errors import (
     TrainingLoopError,
     UntriedWarning,
 )
-from adadp.mechanism.step import Observer, PrivateStep
+from adadp.mechanism.observation import Observer
+from adadp.mechanism.step import PrivateStep
 from adadp.out_of_memory import advising
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Lot, Microbatch

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from adadp.clipping.base import settings_of
 from adadp.errors import BudgetExhaustedError
 from adadp.gradients.forms.factors import Factor
 from adadp.gradients.rounding import convolutions_are_cut, matmul_precision
@@ -27,7 +28,7 @@ from adadp.mechanism.step import PrivateStep
 from adadp.out_of_memory import advising, out_of_memory
 from adadp.sampling.batches import some_rows
 from adadp.sampling.lot import Microbatch
-from adadp.shapes.sources import Source
+from adadp.shapes.source import Source
 from adadp.shapes.spectrum import Spectrum
 
 #: Ordinary steps before the first recording: libraries choose their ways and kernels are compiled in them.
@@ -169,7 +170,7 @@ class TrainingStep:
         step = self.optimizer._step
         checked = not self.optimizer._trial.undecided  # the model is tried out by the host
         whole = microbatch.index == 0 and microbatch.last
-        steady = step.clipping.steady() or (self._recording is not None and step.clipping.steady_once_begun())
+        steady = step.clipping.steady() or (self._recording is not None and step.clipping.steady(begun=True))
         return whole and checked and self._ordinary >= WARM_UP and steady
 
     def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
@@ -345,7 +346,7 @@ def _signature(optimizer: PrivateOptimizer, microbatch: Microbatch, batch: tuple
     modes = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), precision)
     training = [part.training for part in step.capture.module.modules()]
     numbers = microbatch.count, microbatch.planned, step.noise_multiplier, step.loss_scale
-    return numbers, form, parts, weights, modes, training, step.clipping.settings()
+    return numbers, form, parts, weights, modes, training, settings_of(step.clipping)
 
 
 def _is_copied(part: Any) -> bool:

@@ -7,50 +7,24 @@ post-processing of what was released.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adadp.accounting.events import Event
-from adadp.clipping import Clipping, Release
+from adadp.clipping.base import Clipping, count_lot, settings_of
+from adadp.clipping.early import before_pass
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
-from adadp.gradients.capture.tap import backward_pass
-from adadp.gradients.forms.per_example import PerExample, planned_for
+from adadp.gradients.forms.per_example import planned_for
 from adadp.gradients.rounding import exact_arithmetic, refuse_unbounded_precision
+from adadp.mechanism.noise import add_noise
+from adadp.mechanism.observation import Observer, Unnoised
+from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient, Stddev
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, Microbatch, State
-
-
-@dataclass(frozen=True)
-class Unnoised:
-    """A sum just before its noise, for observers: private data.
-
-    `kind` is "gradient", or what else an algorithm releases on the lot ("objectives", "redraw").
-    """
-
-    kind: str
-    lot: int
-    sums: Release
-    stddev: Mapping[str, float | Tensor]
-    noise_multiplier: float
-    event: Event
-    expected_lot: float
-
-
-class Observer(Protocol):
-    """Sees what a step releases, before and after its noise (`PrivateOptimizer.observe`): the guarantee is none."""
-
-    def noising(self, release: Unnoised) -> Release | None:
-        """Called before the noise is drawn. What is returned is released instead, as it is."""
-
-    def noised(self, release: Unnoised, noisy: Release) -> None:
-        """Called with what is released, before the clipping turns it into a gradient."""
-
-    def stepped(self, lot: int, gradient: Release) -> None:
-        """Called with the private gradient that the optimizer gets."""
 
 
 class PrivateStep:
@@ -74,7 +48,7 @@ class PrivateStep:
         count_nonfinite: bool = False,
     ) -> None:
         self.capture, self.clipping = capture, clipping
-        capture.before_pass = self._bound_early
+        capture.before_pass = partial(before_pass, self)
         self.noise_multiplier, self.expected_lot = noise_multiplier, expected_lot
         self.event, self._charge, self._randomness = event, charge, randomness
         self.mean_loss, self.loss_scale = mean_loss, loss_scale
@@ -102,18 +76,20 @@ class PrivateStep:
         self.rows = None
         self.capture.discard()
 
-    def _bound_early(self) -> None:
-        """Before the model runs on a microbatch: have its gradients bounded as they come, if they can be."""
-        microbatch = self.capture.tag
-        if not isinstance(microbatch, Microbatch) or self._count_nonfinite or not self.clipping.early():
-            return
+    def ready(self, microbatch: Microbatch) -> Tensor | None:
+        """Begin the microbatch's lot before its gradients are made, if that can be done now.
+
+        Returns:
+            Which of its rows count, [count] of bool; None where the lot cannot be begun, or gradients are counted.
+
+        """
         lot = microbatch.of
+        if self._count_nonfinite:
+            return None
         if lot.added == 0 and lot.state in (State.OPENED, State.FAILED) and not self._is_begun(lot):
             with torch.no_grad(), exact_arithmetic():  # as in a step, however the model is run
                 self.begin(microbatch)
-        if lot is self._begun:
-            keep = microbatch.keep(self._device())
-            self.capture.bound_early = _Early(self, microbatch, keep)
+        return microbatch.keep(self._device()) if lot is self._begun else None
 
     def _active(self) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
@@ -168,7 +144,7 @@ class PrivateStep:
                 "them. Run the model on the batch again."
             )
 
-    def _bounded(self, microbatch: Microbatch, keep: Tensor | None) -> Release:
+    def _bounded(self, microbatch: Microbatch, keep: Tensor | None) -> BoundedSums:
         lot = microbatch.of
         if lot is not self._begun or lot.state is State.FAILED:
             self._begin(lot)
@@ -179,8 +155,8 @@ class PrivateStep:
                 "until the lot is complete)"
             )
         if microbatch.index == 0:
-            lot.settings = [] if microbatch.last else self.clipping.settings()
-        elif self.clipping.settings() != lot.settings:
+            lot.settings = [] if microbatch.last else settings_of(self.clipping)
+        elif settings_of(self.clipping) != lot.settings:
             raise TrainingLoopError(
                 "the clipping was changed within a lot: what was bounded before would get the noise of what it is now. "
                 "Change it between lots, where loader.current.last is True."
@@ -230,7 +206,7 @@ class PrivateStep:
 
     # ---- its release --------------------------------------------------------------------------------------------
 
-    def release(self, lot: Lot) -> Release:
+    def release(self, lot: Lot) -> ReleasedGradient:
         """The lot's private gradient, a mean over the expected lot, by parameter name. Charged before it is made."""
         if lot.state is not State.FILLED and lot.state is not State.CHARGED:
             raise TrainingLoopError(f"lot {lot.number} cannot be released: {lot.state.value}")
@@ -244,45 +220,20 @@ class PrivateStep:
         # ------------------------------------------------------------------------------ the line: noised from here on
         released = self.clipping.release(noisy, stddev)
         means = torch._foreach_div(list(released.values()), self.expected_lot) if released else ()
-        return dict(zip(released, means, strict=True))
+        return ReleasedGradient(zip(released, means, strict=True))
 
     def noised(
-        self, kind: str, lot: int, sums: Release, stddev: Mapping[str, float | Tensor], multiplier: float | None = None
-    ) -> Release:
-        """The sums with their noise: the only place where noise is added to what a lot releases."""
+        self, kind: str, lot: int, sums: BoundedSums, stddev: Stddev, multiplier: float | None = None
+    ) -> NoisedSums:
+        """`add_noise`, with the observer looking on if there is one (the guarantee of the run is then none)."""
         if self.observer is None:
-            return self._with_noise(sums, stddev)
+            return add_noise(sums, stddev, self._randomness)
         multiplier = self.noise_multiplier if multiplier is None else multiplier
         seen = Unnoised(kind, lot, sums, stddev, multiplier, self.event, self.expected_lot)
         given = self.observer.noising(seen)
-        noisy = self._with_noise(sums, stddev) if given is None else given
+        noisy = add_noise(sums, stddev, self._randomness) if given is None else given
         self.observer.noised(seen, noisy)
         return noisy
-
-    def _with_noise(self, sums: Release, stddev: Mapping[str, float | Tensor]) -> Release:
-        """In the better of their precisions, one draw for all of one kind of number."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-        for name, value in sums.items():
-            kinds.setdefault((value.dtype, value.device), []).append(name)
-        noisy: Release = {}
-        for names in kinds.values():
-            values = [sums[name] for name in names]
-            drawn = self._randomness.normal(values[0].new_empty(sum(value.numel() for value in values)))
-            parts = torch.split(drawn, [value.numel() for value in values])
-            noise = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
-            scales = [stddev[name] for name in names]
-            if all(isinstance(scale, Tensor) for scale in scales):
-                torch._foreach_mul_(noise, cast(list[Tensor], scales))
-            elif any(isinstance(scale, Tensor) for scale in scales):
-                for part, scale in zip(noise, scales, strict=True):
-                    part *= scale
-            elif len(set(scales)) == 1:
-                drawn *= scales[0]
-            else:
-                torch._foreach_mul_(noise, cast(list[float], scales))
-            torch._foreach_add_(noise, values)
-            noisy |= zip(names, noise, strict=True)
-        return {name: noisy[name] for name in sums}
 
     def charge(self, lot: Lot) -> None:
         """Write down what the lot's release costs, once. Raises where the budget does not allow it."""
@@ -303,7 +254,7 @@ class PrivateStep:
         if not lot.charged:
             raise TrainingLoopError(f"lot {lot.number} was replayed before it was charged")
         if self._begun is not lot:  # else it was counted when it began
-            self.clipping.count_lot()
+            count_lot(self.clipping)
         self._drop(lot, State.RELEASED)
 
     def take_back(self, microbatch: Microbatch) -> None:
@@ -323,28 +274,6 @@ class PrivateStep:
             count = len(leaves[0])
             forms = self.capture.take(count)
         return Gradients(forms, count, keep=torch.ones(count, dtype=torch.bool, device=device))
-
-
-class _Early:
-    """Bounds the gradients of one microbatch, a parameter at a time, in the order in which a backward pass brings them.
-
-    From the first layer on where an example is not finite, it adds nothing. Passes are kept apart: one whose gradients
-    were taken for another purpose leaves nothing behind.
-    """
-
-    def __init__(self, step: PrivateStep, microbatch: Microbatch, keep: Tensor) -> None:
-        self._step, self._microbatch, self._keep = step, microbatch, keep
-        self._finite: dict[int, Tensor] = {}
-
-    def __call__(self, name: str, form: PerExample) -> PerExample:
-        number = backward_pass()
-        keep = self._finite.get(number, self._keep)
-        scale = self._step.scale(self._microbatch)
-        with planned_for(self._microbatch.planned):  # here: a GPU's backward pass runs in a thread of its own
-            bounded = self._step.clipping.bound_early(name, form, scale, keep)
-        if bounded is not form:
-            self._finite[number] = bounded.finite()
-        return bounded
 
 
 def _call(module: nn.Module, inputs: Any) -> Any:

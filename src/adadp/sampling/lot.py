@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError
+from adadp.mechanism.sums import BoundedSums
 
 
 class State(enum.Enum):
@@ -40,13 +41,13 @@ class Lot:
     state: State = State.OPENED
     charged: bool = False
     added: int = 0  # how many of its microbatches are in `sums`
-    sums: dict[str, Tensor] = field(default_factory=dict)  # bounded, not noised: private data
+    sums: BoundedSums = field(default_factory=BoundedSums)  # bounded, not noised: private data
     nonfinite: Tensor | None = None  # how many examples counted for nothing; shown only where it was asked for
     settings: list[object] = field(default_factory=list)  # what must not change between its microbatches
 
     def drop(self, state: State) -> None:
         """Let go of everything that was added up, and end in `state`."""
-        self.state, self.added, self.sums, self.nonfinite, self.settings = state, 0, {}, None, []
+        self.state, self.added, self.sums, self.nonfinite, self.settings = state, 0, BoundedSums(), None, []
 
 
 @dataclass(frozen=True, eq=False)

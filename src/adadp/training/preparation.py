@@ -14,8 +14,8 @@ from adadp.data import Dataset, Table
 from adadp.errors import ConfigurationError
 from adadp.preprocessing import DPPCA, DPStandardScaler, TablePreprocessor
 from adadp.preprocessing.table import kind_of
+from adadp.shapes import InputMaker
 from adadp.shapes.probes import PinkNoise
-from adadp.shapes.sources import InputMaker
 
 Estimator = DPPCA | TablePreprocessor
 
