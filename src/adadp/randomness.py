@@ -7,7 +7,6 @@ made before a fork draws anew in each child; a copy never continues the stream t
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import secrets
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.rounding import accumulation_dtype
+from adadp.normal import normal_from, uniform_from
 
 
 class Randomness:
@@ -113,7 +113,7 @@ class Randomness:
     def normal(self, like: Tensor) -> Tensor:
         """Independent standard normal values of `like`'s shape and device, in float32 or better."""
         if self.secure:
-            return _normal_from(secrets.token_bytes, like.numel()).to(like.device).view(like.shape)
+            return torch.from_numpy(normal_from(secrets.token_bytes, like.numel())).to(like.device).view(like.shape)
         dtype = accumulation_dtype(like.dtype)
         return torch.empty(like.shape, dtype=dtype, device=like.device).normal_(generator=self.generator(like.device))
 
@@ -128,7 +128,7 @@ class Randomness:
             nonlocal position
             position += 1
             source = hashlib.shake_256(b"%s %s %d" % (key, name.encode(), position))
-            return torch.from_numpy(_uniform_from(source.digest, count))
+            return torch.from_numpy(uniform_from(source.digest, count))
 
         return Stream(draw)
 
@@ -182,17 +182,3 @@ def _started(device: torch.device, key: bytes, name: str) -> torch.Generator:
         state.view(torch.int64)[_CPU_WORDS] = torch.from_numpy(words)
         generator.set_state(state)
     return generator
-
-
-def _uniform_from(source: object, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    words = np.frombuffer(source(8 * count), dtype=np.uint64)  # type: ignore[operator]
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _normal_from(source: object, count: int) -> Tensor:
-    """Box-Muller in float64, with 1 - u so that the logarithm never sees zero."""
-    half = (count + 1) // 2
-    radius = np.sqrt(-2 * np.log1p(-_uniform_from(source, half)))
-    angle = 2 * math.pi * _uniform_from(source, half)
-    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
-    return torch.from_numpy(values)

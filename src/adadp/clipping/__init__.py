@@ -22,8 +22,14 @@ from adadp.clipping.grouped import Grouped
 from adadp.clipping.local import Local
 from adadp.clipping.per_layer import PerLayer
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+
+def discover() -> None:
+    """Import every file of this package: clippings register themselves."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+discover()
 
 __all__ = [
     "BY_NAME",
@@ -35,5 +41,6 @@ __all__ = [
     "Local",
     "PerLayer",
     "by_name",
+    "discover",
     "register",
 ]

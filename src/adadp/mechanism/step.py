@@ -1,7 +1,9 @@
-"""One step: from a lot's gradients to a private one.
+"""One step: from a lot's per-example gradients to one private gradient.
 
-Everything above the line in `release` touches people's data and is gone when the step ends. Everything below it is
-post-processing of what was released.
+    gradients -> Clipping.bound -> BoundedSums -> charge -> add_noise -> NoisedSums -> Clipping.release -> optimizer
+
+Everything up to `add_noise` is private data and is dropped when the step ends. Everything after it is post-processing.
+The types of `adadp.mechanism.sums` keep the two apart.
 """
 
 from __future__ import annotations
@@ -28,9 +30,20 @@ from adadp.sampling.lot import Lot, Microbatch, State
 
 
 class PrivateStep:
-    """Bounds, sums, noises and charges. Made by the engine; the private optimizer drives it.
+    """The work on one lot after another. Made by the engine; the private optimizer drives it.
 
-    `charge` is called with the step's event before anything of it is released, and may refuse by raising.
+    Args:
+        capture: gives the per-example gradients of the module's backward passes.
+        clipping: bounds them, and states the sensitivity of their sums.
+        noise_multiplier: standard deviation of the noise in units of the clipping's sensitivity.
+        expected_lot: the number that sums are divided by, which does not depend on the data.
+        event: what one release costs.
+        charge: called with the event before anything is released; may refuse by raising.
+        randomness: where the noise comes from.
+        mean_loss: whether scalar losses are means over the batch's rows, or sums.
+        loss_scale: factor that losses are multiplied by before the backward pass.
+        count_nonfinite: count the examples whose gradients are not finite. The count is not private.
+
     """
 
     def __init__(
@@ -48,31 +61,31 @@ class PrivateStep:
         count_nonfinite: bool = False,
     ) -> None:
         self.capture, self.clipping = capture, clipping
-        capture.before_pass = partial(before_pass, self)
+        capture.before_pass = partial(before_pass, self)  # all of clamping during the backward pass (`clipping.early`)
         self.noise_multiplier, self.expected_lot = noise_multiplier, expected_lot
         self.event, self._charge, self._randomness = event, charge, randomness
         self.mean_loss, self.loss_scale = mean_loss, loss_scale
         self._count_nonfinite = count_nonfinite
         self.nonfinite: Tensor | None = None
         self.observer: Observer | None = None
-        # How many calls of layers were seen in backward passes from each example's own loss, for this microbatch: all
-        # of them, or none. None where no such pass was made.
+        # Number of layer calls that were recorded in backward passes from each example's own loss, for this microbatch.
+        # None if there was no such pass.
         self.rows: int | None = None
         self._parameters = dict(capture.module.named_parameters())
         self._begun: Lot | None = None  # the lot that the clipping is ready for
         self.begun = 0  # how many lots were worked on, replayed ones left out
 
-    # ---- a lot, microbatch by microbatch ------------------------------------------------------------------------
+    # ---- a lot is handed out, and the clipping prepares for it -------------------------------------------------------
 
     def open(self, microbatch: Microbatch) -> None:
-        """The loop holds this microbatch from now on."""
+        """Note that the loop was handed this microbatch."""
         self.rows = None
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
         self.capture.work_on(microbatch, microbatch.count)
 
     def forget(self) -> None:
-        """Drop what backward passes brought for this microbatch."""
+        """Drop the gradients that backward passes recorded for this microbatch."""
         self.rows = None
         self.capture.discard()
 
@@ -91,24 +104,53 @@ class PrivateStep:
                 self.begin(microbatch)
         return microbatch.keep(self._device()) if lot is self._begun else None
 
-    def _active(self) -> dict[str, nn.Parameter]:
-        return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-
     def _is_begun(self, lot: Lot) -> bool:
         """Whether the clipping is ready for this lot, with the parameters that are trained now."""
         return lot is self._begun and self._active().keys() == self.clipping.parameters.keys()
 
+    def _active(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+
+    def begin(self, microbatch: Microbatch) -> None:
+        """Prepare the clipping for the microbatch's lot before its gradients are made: shapes are refreshed if due."""
+        try:
+            self._begin(microbatch.of)
+        except BaseException:
+            self._drop(microbatch.of, State.OPENED)
+            raise
+
+    def _begin(self, lot: Lot) -> None:
+        self._drop(lot, State.OPENED)
+        self._begun = lot
+        self.begun += 1
+        self.clipping.begin(self._active(), self)
+
+    def _drop(self, lot: Lot, state: State) -> None:
+        """Drop all sums of the lot."""
+        lot.drop(state)
+        self._begun = None
+
+    # ---- its microbatches are bounded and added up: private data -----------------------------------------------------
+
     def add(self, microbatch: Microbatch, keep: Tensor | None = None) -> None:
         """Add the bounded contributions of the microbatch whose backward pass has just ended.
 
-        `keep`, [count] of bool, leaves examples out. Whether example i is kept must follow from it and the weights.
+        Args:
+            microbatch: the part of a lot that the gradients belong to.
+            keep: examples to leave out are False, [count] of bool. Whether an example is kept may depend on that
+                example and the weights alone.
+
+        Raises:
+            TrainingLoopError: the microbatch cannot be worked on now. Its lot is not released then.
+
         """
         self.refuse_misuse(microbatch)
         lot = microbatch.of
         try:
             bounded = self._bounded(microbatch, keep)
         except BaseException:
-            # A lot that lost a part because of what was in it must not be released, nor may the part reach another lot.
+            # Whether this raises may depend on the examples: the lot must not be released without this part, and the
+            # part's gradients must not be added to another lot.
             self._drop(lot, State.FAILED)
             self.forget()
             raise
@@ -119,7 +161,7 @@ class PrivateStep:
             lot.sums[name] = lot.sums[name] + value if name in lot.sums else value
 
     def refuse_misuse(self, microbatch: Microbatch) -> None:
-        """Raise where a microbatch cannot be worked on now."""
+        """Raise TrainingLoopError if a microbatch cannot be worked on now."""
         lot = microbatch.of
         if not self.capture.attached:
             raise TrainingLoopError(
@@ -164,25 +206,6 @@ class PrivateStep:
         with planned_for(microbatch.planned):
             return self.clipping.bound(self._gradients(microbatch, keep))
 
-    def begin(self, microbatch: Microbatch) -> None:
-        """Get ready for a lot whose work will be replayed: shapes that are due are refreshed."""
-        try:
-            self._begin(microbatch.of)
-        except BaseException:
-            self._drop(microbatch.of, State.OPENED)
-            raise
-
-    def _drop(self, lot: Lot, state: State) -> None:
-        """Let go of all that was added up for the lot."""
-        lot.drop(state)
-        self._begun = None
-
-    def _begin(self, lot: Lot) -> None:
-        self._drop(lot, State.OPENED)
-        self._begun = lot
-        self.begun += 1
-        self.clipping.begin(self._active(), self)
-
     def _gradients(self, microbatch: Microbatch, keep: Tensor | None) -> Gradients:
         count = microbatch.count
         forms = self.capture.take(count)
@@ -198,16 +221,25 @@ class PrivateStep:
         return gradients
 
     def scale(self, microbatch: Microbatch) -> float:
-        """Factor from what the backward pass brought to one example's gradient: the number of rows for a mean loss."""
+        """Factor from a backward pass's gradient to one example's: the number of rows for a mean loss, 1 for a sum."""
         return (microbatch.count if self.mean_loss and self.rows is None else 1.0) / self.loss_scale
 
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device
 
-    # ---- its release --------------------------------------------------------------------------------------------
+    # ---- it is charged, noised and released --------------------------------------------------------------------------
 
     def release(self, lot: Lot) -> ReleasedGradient:
-        """The lot's private gradient, a mean over the expected lot, by parameter name. Charged before it is made."""
+        """Release the lot's gradient, divided by the expected lot size.
+
+        Guarantee:
+            The result is one release of `event`, which is charged before the noise is drawn. Where charging raises,
+            nothing is released.
+
+        Raises:
+            TrainingLoopError: not all microbatches of the lot were added.
+
+        """
         if lot.state is not State.FILLED and lot.state is not State.CHARGED:
             raise TrainingLoopError(f"lot {lot.number} cannot be released: {lot.state.value}")
         self.charge(lot)
@@ -217,26 +249,13 @@ class PrivateStep:
         sums = self.clipping.complete(lot.sums)
         noisy = self.noised("gradient", lot.number, sums, stddev)
         self._drop(lot, State.RELEASED)
-        # ------------------------------------------------------------------------------ the line: noised from here on
+        # -------------------------------------------------------------------- the line: post-processing from here on
         released = self.clipping.release(noisy, stddev)
         means = torch._foreach_div(list(released.values()), self.expected_lot) if released else ()
         return ReleasedGradient(zip(released, means, strict=True))
 
-    def noised(
-        self, kind: str, lot: int, sums: BoundedSums, stddev: Stddev, multiplier: float | None = None
-    ) -> NoisedSums:
-        """`add_noise`, with the observer looking on if there is one (the guarantee of the run is then none)."""
-        if self.observer is None:
-            return add_noise(sums, stddev, self._randomness)
-        multiplier = self.noise_multiplier if multiplier is None else multiplier
-        seen = Unnoised(kind, lot, sums, stddev, multiplier, self.event, self.expected_lot)
-        given = self.observer.noising(seen)
-        noisy = add_noise(sums, stddev, self._randomness) if given is None else given
-        self.observer.noised(seen, noisy)
-        return noisy
-
     def charge(self, lot: Lot) -> None:
-        """Write down what the lot's release costs, once. Raises where the budget does not allow it."""
+        """Charge for the lot's release, once. Raises if the budget does not allow it; the lot is then dropped."""
         if lot.charged:
             return
         try:
@@ -248,8 +267,23 @@ class PrivateStep:
         if lot.state is State.FILLED:
             lot.state = State.CHARGED
 
+    def noised(
+        self, kind: str, lot: int, sums: BoundedSums, stddev: Stddev, multiplier: float | None = None
+    ) -> NoisedSums:
+        """`add_noise`, shown to the observer if there is one (the guarantee of such a run is none)."""
+        if self.observer is None:
+            return add_noise(sums, stddev, self._randomness)
+        multiplier = self.noise_multiplier if multiplier is None else multiplier
+        seen = Unnoised(kind, lot, sums, stddev, multiplier, self.event, self.expected_lot)
+        given = self.observer.noising(seen)
+        noisy = add_noise(sums, stddev, self._randomness) if given is None else given
+        self.observer.noised(seen, noisy)
+        return noisy
+
+    # ---- the same for a lot whose work is replayed (`adadp.mechanism.replay`) ----------------------------------------
+
     def replayed(self, microbatch: Microbatch) -> None:
-        """Note that a lot's release was made by replaying the work of an earlier one (`adadp.mechanism.replay`)."""
+        """Note that a lot's release was made by replaying the recorded work of an earlier one."""
         lot = microbatch.of
         if not lot.charged:
             raise TrainingLoopError(f"lot {lot.number} was replayed before it was charged")
@@ -261,7 +295,7 @@ class PrivateStep:
         """Forget the release of a lot in a recording that failed: nothing of it was computed. It stays charged."""
         self._drop(microbatch.of, State.OPENED)
 
-    # ---- what sources of shapes may ask for (ModelGradients): no private data is involved -------------------------
+    # ---- what sources of shapes may ask for (`ModelGradients`): no private data is involved --------------------------
 
     def gradients_of(self, inputs: Any, loss: Callable[[Any], Tensor]) -> Gradients:
         """Per-example gradients of `loss(model(inputs))`, a sum over examples, at the current weights."""
