@@ -12,7 +12,7 @@ from adadp.shapes.shape import Shape, Statistics
 
 
 class Diagonal(Shape):
-    """A second moment for every coordinate: the paper's E'. Its form of noise and step is (1/2, 0)."""
+    """A second moment for every coordinate: the paper's E'. Exponents (1/2, 0) give the paper's noise and step."""
 
     low_sensitivity = 1.0  # |g^2|_2 <= |g|_2^2
 
@@ -22,7 +22,7 @@ class Diagonal(Shape):
         self._powers: dict[tuple[str, float], Tensor] = {}  # made where they are first needed
 
     def mean_square(self, name: str, parameter: Tensor) -> Tensor:
-        """E' itself: the mean squared gradient of each coordinate, zero where nothing was learnt yet."""
+        """Return E', the mean squared gradient of each coordinate; zero if nothing was learnt yet."""
         known = self._squares.get(name)
         return torch.zeros(parameter.shape, device=parameter.device) if known is None else known
 
@@ -54,7 +54,7 @@ class Diagonal(Shape):
             self._make([key for key in self._powers if key[0] in statistics])
 
     def _make(self, keys: Sequence[tuple[str, float]]) -> None:
-        """The moments, scaled to mean 1 and damped, raised to exponents."""
+        """Raise moments, scaled to mean 1 and damped, to exponents."""
         if keys:
             squares = [self._squares[name] for name, _ in keys]
             means = [square.mean().clamp_min(torch.finfo(square.dtype).tiny) for square in squares]

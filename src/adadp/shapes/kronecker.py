@@ -20,9 +20,16 @@ class Kronecker(Shape):
     """A factor for the rows of a parameter's gradient and one for its columns: S^-p g = L^-p g R^-p.
 
     A parameter of more than two dimensions is a matrix of its first dimension by the rest; a vector or a single number
-    has rows only, and those diagonal. Factors are full up to `2 * rank` directions, of rank `rank` plus a multiple of
-    the identity up to `widest`, diagonal beyond. `rank=0` makes every factor diagonal: one scale per row
-    and one per column.
+    has rows only, with a diagonal factor.
+
+    Args:
+        before: exponent for gradients before they are bounded.
+        after: exponent for the release.
+        damping: added to eigenvalues, which are scaled to mean 1.
+        rank: factors of up to `2 * rank` directions are full; larger ones keep `rank` directions and a multiple of the
+            identity. 0 makes every factor diagonal (one scale per row and one per column), None makes all full.
+        widest: factors of more directions are diagonal.
+
     """
 
     low_sensitivity = math.sqrt(2)  # row energies and column energies, each of L2 norm at most |g|_2^2
@@ -50,32 +57,27 @@ class Kronecker(Shape):
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
         if len(form.shape) < 2:
             return {"rows": form.square_sum(keep).reshape(-1)}
-        rows, columns = form.shape[0], math.prod(form.shape[1:])
-        if self._full(rows) and self._full(columns):
+        if self._full(form.shape[0]) and self._full(math.prod(form.shape[1:])):
             return dict(zip(("rows", "columns"), form.both_moments(keep), strict=True))
-        return {
-            "rows": form.row_moments(keep) if self._full(rows) else form.row_energy(keep),
-            "columns": form.column_moments(keep) if self._full(columns) else form.column_energy(keep),
-        }
+        return {"rows": self._row_moments(form, keep), "columns": self._column_moments(form, keep)}
+
+    def _row_moments(self, form: PerExample, keep: Tensor) -> Tensor:
+        return form.row_moments(keep) if self._full(form.shape[0]) else form.row_energy(keep)
+
+    def _column_moments(self, form: PerExample, keep: Tensor) -> Tensor:
+        return form.column_moments(keep) if self._full(math.prod(form.shape[1:])) else form.column_energy(keep)
 
     def thin_statistics(self, form: PerExample, keep: Tensor) -> Statistics:
         if len(form.shape) < 2:
             return self.statistics(form, keep)
-        rows, columns = form.shape[0], math.prod(form.shape[1:])
-        row_vectors = form.row_vectors(keep) if self._low_rank(rows) else None
-        column_vectors = form.column_vectors(keep) if self._low_rank(columns) else None
-        if row_vectors is None and column_vectors is None:
+        rows = form.row_vectors(keep) if self._low_rank(form.shape[0]) else None
+        columns = form.column_vectors(keep) if self._low_rank(math.prod(form.shape[1:])) else None
+        if rows is None and columns is None:
             return self.statistics(form, keep)
-        found: Statistics = {}
-        if row_vectors is not None:
-            found["rows" + THIN] = row_vectors
-        else:
-            found["rows"] = form.row_moments(keep) if self._full(rows) else form.row_energy(keep)
-        if column_vectors is not None:
-            found["columns" + THIN] = column_vectors
-        else:
-            found["columns"] = form.column_moments(keep) if self._full(columns) else form.column_energy(keep)
-        return found
+        return {
+            **({"rows": self._row_moments(form, keep)} if rows is None else {"rows" + THIN: rows}),
+            **({"columns": self._column_moments(form, keep)} if columns is None else {"columns" + THIN: columns}),
+        }
 
     def _low_rank(self, size: int) -> bool:
         return bool(self.rank) and self._full(size) and size > 2 * (self.rank or 0)
@@ -135,7 +137,7 @@ class Kronecker(Shape):
         self._make([key for key in self._powers if key[0] in statistics])
 
     def _make(self, keys: Sequence[tuple[str, float]]) -> None:
-        """The factors of parameters raised to exponents."""
+        """Raise the factors of parameters to exponents."""
         sides = [[store[name] for store in (self._rows, self._columns) if name in store] for name, _ in keys]
         made = iter(powers([(side, key[1]) for key, both in zip(keys, sides, strict=True) for side in both]))
         for key, both in zip(keys, sides, strict=True):

@@ -12,8 +12,14 @@ from adadp.shapes.source import LotRelease, Source, checked_decay, checked_inter
 class Paid(Source):
     """Noisy squared gradients of the lot itself, released together with the gradient as one Gaussian event.
 
-    At every `every`-th step the shape takes `share` of the step's 1/sigma^2 and the gradient the rest, so the step
-    costs what it costs without: 1/sigma^2 = 1/sigma_gradient^2 + 1/sigma_shape^2.
+    Args:
+        share: part of the step's 1/sigma^2 that the statistics take, in (0, 1).
+        every: steps between such releases.
+        decay: of the moving average over releases.
+
+    Guarantee:
+        A step costs what it costs without the statistics: 1/sigma^2 = 1/sigma_gradient^2 + 1/sigma_statistics^2.
+
     """
 
     def __init__(self, *, share: float = 0.1, every: int = 10, decay: float = 0.9) -> None:
@@ -34,5 +40,5 @@ class Paid(Source):
 
 
 def split_noise(noise_multiplier: float, share: float) -> tuple[float, float]:
-    """Noise multipliers of the gradient and of the shape that together are one event of `noise_multiplier`."""
+    """Return noise multipliers of gradient and statistics that together are one event of `noise_multiplier`."""
     return noise_multiplier / math.sqrt(1 - share), noise_multiplier / math.sqrt(share) if share else math.inf

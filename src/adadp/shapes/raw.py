@@ -13,7 +13,12 @@ from adadp.shapes.source import LotRelease, ModelGradients, Source, accumulate, 
 
 
 class Raw(Source):
-    """The lot's own gradients, squared and averaged, as the paper computes E'. Nothing protects them."""
+    """The lot's own gradients, squared and averaged, as the paper computes E'.
+
+    Guarantee:
+        None: `reasons` says why.
+
+    """
 
     looks = True
 

@@ -7,7 +7,16 @@ from adadp.shapes.source import LotRelease, Source, averaged, checked_decay, che
 
 
 class Released(Source):
-    """Gradients that were released: their moments less those that the noise has on average."""
+    """Moments of gradients that were released, minus the expected moments of their noise.
+
+    Args:
+        decay: of the moving average over lots.
+        every: steps between refreshes of the shape.
+
+    Guarantee:
+        Post-processing of released values: there is no further privacy cost.
+
+    """
 
     def __init__(self, *, decay: float = 0.99, every: int = 1) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""How large the gradient is in each direction of a parameter: its second moments, and their powers.
+"""What every shape does: it keeps second moments of gradients, and multiplies gradients by their powers.
 
-A shape is used twice in a step: each example's gradient is multiplied by S^-before, bounded and noised there, and the
-release is multiplied by S^-after. Where its moments come from, and at what price, is the business of a *source*
-(`adadp.shapes.source`). Until a shape has learnt a parameter, it leaves that parameter alone.
+A shape S is used twice in a step: each example's gradient is multiplied by S^-before, bounded and noised there, and the
+release is multiplied by S^-after. Its moments come from a *source* (`adadp.shapes.source`), which knows what they cost.
+Until a shape has learnt the moments of a parameter, it does not change that parameter's gradients.
 """
 
 from __future__ import annotations
@@ -16,12 +16,27 @@ from torch import Tensor
 from adadp.errors import ConfigurationError
 from adadp.gradients.forms.per_example import PerExample
 
+#: Second moments of one parameter, by names that the shape chooses.
 Statistics = dict[str, Tensor]
+#: Suffix of statistics that are vectors [k, d], in place of the sum of their outer products.
 THIN = " vectors"
 
 
 class Shape(ABC):
-    """Second moments per parameter with two exponents. One object serves one training run."""
+    """Second moments of each parameter's gradients, and two exponents. One object serves one training run.
+
+    Args:
+        before: exponent for gradients before they are bounded, S^-before.
+        after: exponent for the release, S^-after.
+        damping: added to the moments, which are scaled to mean 1; above 0.
+
+    Guarantee:
+        A shape has no privacy cost of its own: it is fixed before a lot is looked at. For statistics that are released
+        with the lot (`low_statistics`), it states their sensitivity in `low_sensitivity`.
+
+    """
+
+    low_sensitivity: float  # largest L2 norm of `low_statistics` of one example whose gradient has norm 1
 
     def __init__(self, before: float, after: float, damping: float) -> None:
         if not (math.isfinite(before) and math.isfinite(after)):
@@ -32,51 +47,53 @@ class Shape(ABC):
 
     @abstractmethod
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
-        """Sums over the kept examples of the second moments that this shape is made of."""
+        """Sum the second moments that this shape is made of over the kept examples."""
 
     def thin_statistics(self, form: PerExample, keep: Tensor) -> Statistics:
-        """The same, or what they are cheaply had from: vectors [k, d] in place of the sum of their outer products.
+        """Return `statistics`, or vectors [k, d] in place of sums of outer products where those are cheaper.
 
-        Those have a name that ends in THIN, and are added by putting them side by side.
+        Names of vectors end in THIN. Two such statistics are added by concatenation.
         """
         return self.statistics(form, keep)
 
     @abstractmethod
     def low_statistics(self, form: PerExample, weights: Tensor) -> Statistics:
-        """Statistics small enough to be noised, of gradients multiplied by `weights` [n].
+        """Sum statistics with few entries, which can be released with noise, of gradients multiplied by `weights` [n].
 
-        For one example of norm 1 over all parameters their L2 norm is at most `low_sensitivity`.
+        Guarantee:
+            Those of one example whose weighted gradient has norm at most 1 over all parameters have L2 norm at most
+            `low_sensitivity` over all parameters.
+
         """
-
-    low_sensitivity: float
 
     @abstractmethod
     def low_statistics_like(self, parameter: Tensor) -> Statistics:
-        """Zeros of the shapes of `low_statistics`."""
+        """Return zeros in the form of `low_statistics`."""
 
     @abstractmethod
     def moments_of(self, gradient: Tensor) -> Statistics:
-        """The statistics of one gradient, such as a released one."""
+        """Return the statistics of one gradient, such as a released one."""
 
     @abstractmethod
     def moments_of_noise(self, name: str, gradient: Tensor, stddev: float | Tensor) -> Statistics:
-        """The statistics that the noise alone has, on average, in a release carried back by `undo`."""
+        """Return the expected statistics of noise of this deviation, multiplied by S^before."""
 
     def learn(self, name: str, statistics: Mapping[str, Tensor]) -> None:
-        """Take these second moments as the parameter's shape from now on."""
+        """Use these second moments for the parameter from now on."""
         self.learn_all({name: statistics})
 
     @abstractmethod
     def learn_all(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The same for many parameters at once: most are small, and a GPU would wait for Python at each of them.
+        """Use these second moments from now on, for many parameters at once.
 
-        Those of their powers that were needed before are made anew: the next lot needs them.
+        Parameters are mostly small, and one call for each would leave a GPU waiting for Python. Powers that were used
+        before are computed again, since the next lot needs them.
         """
 
     @abstractmethod
     def apply_before(self, name: str, form: PerExample) -> PerExample:
-        """Gradients multiplied by S^-before."""
+        """Multiply per-example gradients by S^-before."""
 
     @abstractmethod
     def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
-        """One gradient multiplied by S^exponent."""
+        """Multiply one gradient by S^exponent."""

@@ -1,4 +1,4 @@
-"""Where a shape's second moments come from, and what they cost.
+"""What every source does: it gives a shape its second moments, at a known privacy cost.
 
 | source   | made of                                          | cost                                              |
 | -------- | ------------------------------------------------ | ------------------------------------------------- |
@@ -8,7 +8,7 @@
 | Paid     | noisy row and column energies of the same lot    | a share of the step's own Gaussian event          |
 | Raw      | the lot's gradients as they are (as published)   | no proof covers it: the guarantee is *none*       |
 
-Moments are means over examples of squared gradients, so that they mean the same from every source.
+All sources give means over examples of squared gradients, so that their moments can be compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from adadp.shapes.shape import THIN, Shape, Statistics
 
 
 class ModelGradients(Protocol):
-    """What a source may do with the model between two lots. The private data is not in reach."""
+    """What a source may do with the model between two lots. Private data is not available to it."""
 
     expected_lot: float
 
@@ -38,10 +38,10 @@ class ModelGradients(Protocol):
 
 @dataclass(frozen=True)
 class LotRelease:
-    """What one lot released.
+    """What one lot released: noised values only.
 
-    `sums` of gradients are in the coordinates of `Shape.apply_before`, with noise of `stddev`; `paid` are low
-    statistics, means over the expected lot.
+    `sums` are the gradients' in the coordinates of `Shape.apply_before`, with noise of `stddev`; `paid` are
+    `Shape.low_statistics`, divided by the expected lot size.
     """
 
     sums: NoisedSums
@@ -50,17 +50,25 @@ class LotRelease:
     expected_lot: float
 
     def mean(self, name: str) -> tuple[Tensor, float | Tensor]:
-        """The mean gradient of a parameter over the expected lot, and the standard deviation of its noise."""
+        """Return a parameter's gradient divided by the expected lot size, and the standard deviation of its noise."""
         return self.sums[name] / self.expected_lot, self.stddev[name] / self.expected_lot
 
 
 class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of these points
-    """Feeds a shape. One object serves one training run; lots are counted in `step`."""
+    """Gives a shape its second moments. One object serves one training run; lots are counted in `step`.
 
-    reasons: tuple[str, ...] = ()
-    assumptions: tuple[str, ...] = ()
-    looks = False  # whether `see` squares the gradients that it is shown
-    learns_first = False  # whether all that it learns, it learns before a lot
+    A subclass overrides the points at which it has something to do: before a lot, with its gradients, or after it.
+
+    Guarantee:
+        What a source teaches a shape follows from released values, public values and the weights. A source that uses
+        private data either pays for it with a `share` of the step, or gives `reasons` why no proof covers it.
+
+    """
+
+    reasons: tuple[str, ...] = ()  # why no proof covers it
+    assumptions: tuple[str, ...] = ()  # what the proof assumes about it
+    looks = False  # whether `see` squares the gradients that it gets
+    learns_first = False  # whether it learns before lots only
 
     def __init__(self) -> None:
         self.step = -1
@@ -71,28 +79,28 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
         self.step += 1
 
     def steady(self) -> bool:
-        """Whether the next lot asks nothing of this source but what every lot asks."""
+        """Whether the source does nothing for the next lot that it does not do for every lot."""
         return True
 
     @property
     def share(self) -> float:
-        """The share of this step's 1/sigma^2 that the shape takes from the gradient; 0 where it is free."""
+        """Share of this step's 1/sigma^2 that statistics for the shape take from the gradient; 0 if there are none."""
         return 0.0
 
     def see(self, shape: Shape, gradients: Gradients) -> None:  # noqa: B027 - only Raw looks
-        """Called with each microbatch's own gradients."""
+        """Called with the per-example gradients of each microbatch: private data."""
 
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:  # noqa: B027 - Probe and Public learn before it
-        """Called with what the lot released, all of it noised."""
+        """Called with what the lot released."""
 
     def _learn(self, shape: Shape, found: Mapping[str, Statistics], decay: float) -> None:
-        """Average over time, as the paper does: E' <- decay E' + (1 - decay) new, from zero."""
+        """Teach the shape a moving average, as in the paper: E' <- decay E' + (1 - decay) new, starting at zero."""
         self._average |= averaged(self._average, found, decay)
         shape.learn_all({name: self._average[name] for name in found})
 
 
 def averaged(old: Mapping[str, Statistics], new: Mapping[str, Statistics], decay: float) -> dict[str, Statistics]:
-    """Of all parameters at once: there may be many, and most of them small."""
+    """Return decay * old + (1 - decay) * new, where a missing old value is zero, for all parameters at once."""
     if decay == 0 or not new:
         return dict(new)
     pairs = [
@@ -119,7 +127,7 @@ def checked_decay(decay: float) -> float:
 
 
 def accumulate(total: Statistics, more: Statistics) -> None:
-    """Add `more` to `total`, in place: both are ours alone."""
+    """Add `more` to `total` in place."""
     for key, value in more.items():
         if key not in total:
             total[key] = value

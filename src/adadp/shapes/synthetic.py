@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -43,34 +42,57 @@ def own_prediction(outputs: Any, generator: torch.Generator) -> Tensor:
     return loss
 
 
-class _Synthetic(Source):
-    """Sources that send inputs of their own through the model."""
+class Probe(Source):
+    """Synthetic inputs through the current weights, with targets drawn from the model's own prediction.
+
+    Args:
+        inputs: a callable (count, generator) -> inputs (`adadp.shapes.probes` has some), or an iterable of batches,
+            which is iterated over again when it ends.
+        count: examples for one refresh of the shape.
+        every: steps between refreshes.
+        loss: (outputs, generator) -> the loss of each example, or their sum.
+        batch: most examples at a time, which bounds the memory.
+        decay: weight of earlier refreshes in a moving average; 0 forgets them.
+
+    Guarantee:
+        No private data is used: the inputs are synthetic, and the weights are released.
+
+    """
 
     learns_first = True
+    assumptions = ("the probes that shape the noise are synthetic: they hold nothing of the private data",)
 
-    def __init__(self, count: int, every: int, loss: OutputLoss, batch: int, decay: float) -> None:
+    def __init__(
+        self,
+        inputs: InputMaker | Iterable[Any],
+        *,
+        count: int = 512,
+        every: int = 50,
+        loss: OutputLoss = own_prediction,
+        batch: int = 128,
+        decay: float = 0.0,
+    ) -> None:
         super().__init__()
         if count < 1 or batch < 1:
             raise ConfigurationError(f"count and batch must be at least 1, not {count} and {batch}")
-        self.count, self.every, self.loss, self.batch = count, checked_interval(every), loss, batch
-        self.decay = checked_decay(decay)
+        self.inputs, self.loss = inputs, loss
+        self.count, self.every, self.batch, self.decay = count, checked_interval(every), batch, checked_decay(decay)
         self.generator = torch.Generator().manual_seed(0)  # public randomness: synthetic inputs hold no secret
+        self._iterator: Iterator[Any] | None = None
 
     def steady(self) -> bool:
         return (self.step + 1) % self.every != 0
-
-    @abstractmethod
-    def _batches(self) -> Iterator[tuple[Any, Callable[[Any], Tensor]]]:
-        """Inputs and the loss to use on their outputs, until about `count` examples are made."""
 
     def before_lot(self, shape: Shape, parameters: Mapping[str, Tensor], model: ModelGradients) -> None:
         super().before_lot(shape, parameters, model)
         if self.step % self.every:
             return
         totals: dict[str, Statistics] = {}
-        count = 0
-        for inputs, loss in self._batches():
-            gradients = model.gradients_of(inputs, loss)
+        count = made = 0
+        while made < self.count:
+            inputs = self._next(min(self.batch, self.count - made))
+            made += max(1, _length(inputs))
+            gradients = model.gradients_of(inputs, lambda outputs: self.loss(outputs, self.generator))
             count += gradients.count
             finite = gradients.finite()
             gradients.bring_squares()
@@ -86,55 +108,31 @@ class _Synthetic(Source):
             torch._foreach_div_([value for _, value in sums], counts)
         self._learn(shape, totals, decay)
 
-
-class Probe(_Synthetic):
-    """Synthetic inputs through the current weights, with targets drawn from the model's own prediction.
-
-    `inputs` is a callable (count, generator) -> inputs (see `adadp.shapes.probes` for ready ones) or an iterable of
-    batches that is gone through again and again. `every` is the number of steps between refreshes, `batch` bounds the
-    memory.
-    """
-
-    assumptions = ("the probes that shape the noise are synthetic: they hold nothing of the private data",)
-
-    def __init__(
-        self,
-        inputs: InputMaker | Iterable[Any],
-        *,
-        count: int = 512,
-        every: int = 50,
-        loss: OutputLoss = own_prediction,
-        batch: int = 128,
-        decay: float = 0.0,
-    ) -> None:
-        super().__init__(count, every, loss, batch, decay)
-        self.inputs = inputs
-        self._iterator: Iterator[Any] | None = None
-
-    def _batches(self) -> Iterator[tuple[Any, Callable[[Any], Tensor]]]:
-        made = 0
-        while made < self.count:
-            inputs = self._next(min(self.batch, self.count - made))
-            made += max(1, _length(inputs))
-            yield inputs, lambda outputs: self.loss(outputs, self.generator)
-
     def _next(self, count: int) -> Any:
         if callable(self.inputs):
             return self.inputs(count, self.generator)
-        for _ in range(2):
-            if self._iterator is None:
-                self._iterator = iter(self.inputs)
-            try:
-                return next(self._iterator)
-            except StopIteration:
-                self._iterator = None
-        raise ConfigurationError("the iterable of probes is empty")
+        if self._iterator is None:
+            self._iterator = _again_and_again(self.inputs)
+        found = next(self._iterator, None)
+        if found is None:
+            raise ConfigurationError("the iterable of probes is empty")
+        return found
 
 
-class Public(_Synthetic):
-    """Batches of public data through the current weights. `batches` is an iterable that can be gone through again.
+class Public(Probe):
+    """Batches of public data through the current weights.
 
-    Targets are drawn from the model's own prediction, or `loss` makes them of the outputs.
+    Args:
+        batches: an iterable of batches that can be iterated over more than once.
+        count: examples for one refresh of the shape.
+        every: steps between refreshes.
+        loss: (outputs, generator) -> the loss of each example, or their sum; by default targets are drawn from the
+            model's own prediction.
+        decay: weight of earlier refreshes in a moving average; 0 forgets them.
+
+    Guarantee:
+        No private data is used, if the data is public as the caller says.
+
     """
 
     assumptions = ("the data that shapes the noise is public",)
@@ -148,11 +146,17 @@ class Public(_Synthetic):
         loss: OutputLoss = own_prediction,
         decay: float = 0.0,
     ) -> None:
-        super().__init__(count, every, loss, count, decay)
-        self._probe = Probe(batches, count=count, every=every, loss=loss, batch=count)
+        super().__init__(batches, count=count, every=every, loss=loss, batch=count, decay=decay)
 
-    def _batches(self) -> Iterator[tuple[Any, Callable[[Any], Tensor]]]:
-        return self._probe._batches()
+
+def _again_and_again(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches, from the start again when they end; ends where there is none."""
+    empty = False
+    while not empty:
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
 
 
 def _length(inputs: Any) -> int:
