@@ -1,4 +1,4 @@
-"""adadp.shapes.sources: where a shape's moments come from, and that they come from nowhere else."""
+"""Sources of adadp.shapes: where a shape's moments come from, and that they come from nowhere else."""
 
 from __future__ import annotations
 

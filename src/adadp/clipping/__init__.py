@@ -1,12 +1,11 @@
 """Bounding what one example adds to a lot's sums: one file for each kind of clipping, found by itself.
 
-| file        | clipping                     | bound                                                         |
-| ----------- | ---------------------------- | ------------------------------------------------------------- |
-| `flat`      | `Flat`, `Automatic`          | one L2 ball over all parameters                               |
-| `per_layer` | `PerLayer`                   | one L2 ball for each layer                                    |
-| `ellipsoid` | `Ellipsoid`                  | an L2 ball after a change of basis by a shape                 |
-| `local`     | `Local`                      | a box, an interval for each coordinate (the paper's)          |
-| `grouped`   | `Grouped`                    | a clipping of its own for each group of parameters            |
+| file        | clipping              | bound on one example's gradient                                |
+| ----------- | --------------------- | -------------------------------------------------------------- |
+| `flat`      | `Flat`, `Automatic`   | one L2 ball over all parameters                                |
+| `ellipsoid` | `Ellipsoid`           | an L2 ball after a change of basis by a shape                  |
+| `local`     | `Local`               | a box, an interval for each coordinate (the paper's)           |
+| `grouped`   | `Grouped`, `PerLayer` | a clipping of its own for each group of parameters, or layer   |
 
 `base` has the contract that all of them keep, `shaped` what those with a shape have in common, `early` an optimisation
 of `Local`. To add a clipping, add a file with a subclass of `Clipping` and `@register("name")`.
@@ -18,9 +17,8 @@ import pkgutil
 from adadp.clipping.base import BY_NAME, Clipping, by_name, register
 from adadp.clipping.ellipsoid import Ellipsoid
 from adadp.clipping.flat import Automatic, Flat
-from adadp.clipping.grouped import Grouped
+from adadp.clipping.grouped import Grouped, PerLayer
 from adadp.clipping.local import Local
-from adadp.clipping.per_layer import PerLayer
 
 
 def discover() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from adadp.errors import (
 )
 from adadp.mechanism.observation import Observer
 from adadp.mechanism.step import PrivateStep
+from adadp.mechanism.sums import ReleasedGradient
 from adadp.out_of_memory import advising
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Lot, Microbatch
@@ -415,7 +416,7 @@ class PrivateOptimizer(Optimizer):
             )
 
     @torch.no_grad()
-    def step_with(self, gradients: Mapping[str, Tensor]) -> None:
+    def step_with(self, gradients: ReleasedGradient) -> None:
         """Step with private gradients that were made elsewhere (`adadp.mechanism.replay`)."""
         for name, gradient in gradients.items():
             self._set(name, gradient)

@@ -25,6 +25,7 @@ from adadp.gradients.forms.factors import Factor
 from adadp.gradients.rounding import convolutions_are_cut, matmul_precision
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.step import PrivateStep
+from adadp.mechanism.sums import ReleasedGradient
 from adadp.out_of_memory import advising, out_of_memory
 from adadp.sampling.batches import some_rows
 from adadp.sampling.lot import Microbatch
@@ -259,7 +260,8 @@ class _Recording:
             before.restore()  # nothing was computed yet: the first replay does
             lots.work_on(microbatch)
         self._begun = step.begun
-        self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
+        parameters = optimizer._parameters.items()
+        self.gradients = ReleasedGradient({name: p.grad for name, p in parameters if p.grad is not None})
 
     def play(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         """Put a lot's batch in place and start the recorded work on it."""
