@@ -119,6 +119,17 @@ def test_first_pattern_counts_and_every_parameter_needs_one() -> None:
         Grouped({"a": Flat(1.0)}).check(["a", "b"])
 
 
+def test_a_member_that_asks_for_more_noise_gets_it() -> None:
+    class Wary(Flat):
+        def stddev(self, noise_multiplier: float) -> dict[str, float]:
+            return {name: 10 * value for name, value in super().stddev(noise_multiplier).items()}
+
+    clipping = Grouped({"a": Wary(1.0), "*": Flat(1.0)})
+    clipping.begin(PARAMETERS, Nowhere())
+    assert clipping.stddev(1.0) == pytest.approx({"a": 10 * math.sqrt(2), "b": math.sqrt(2)})
+    assert clipping.sensitivity() == pytest.approx({"a": math.sqrt(2), "b": math.sqrt(2)})
+
+
 def test_reasons_come_up_from_the_groups() -> None:
     assert Grouped({"a": Flat(1.0), "*": Local()}).reasons == Raw.reasons
     assert Grouped({"a": Flat(1.0), "*": Ellipsoid(source=Released())}).reasons == ()

@@ -94,10 +94,14 @@ class Grouped(Clipping):
         return whole
 
     def radii(self, scale: float = 1.0) -> dict[str, float | Tensor]:
-        found: dict[str, float | Tensor] = {}
-        for member in self._active:
-            found |= member.radii(scale * math.sqrt(len(self._active)))
-        return found
+        own = scale * math.sqrt(len(self._active))
+        return {key: value for member in self._active for key, value in member.radii(own).items()}
+
+    def stddev(self, noise_multiplier: float) -> Stddev:
+        own = noise_multiplier * math.sqrt(
+            len(self._active)
+        )  # asked of members, which may add more noise than radii say
+        return {key: value for member in self._active for key, value in member.stddev(own).items()}
 
     def release(self, noisy: NoisedSums, stddev: Stddev) -> ReleasedGradient:
         released = ReleasedGradient()
