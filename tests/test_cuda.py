@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
 from adadp.clipping import Automatic, PerLayer
+from adadp.clipping.early import Clamped
 from adadp.errors import PrivacyError, TrainingLoopError
-from adadp.gradients.forms.clamped import Clamped
 from adadp.gradients.forms.factors import Identity, LowRank
 from adadp.gradients.forms.low_rank import AlongDirections
 from adadp.gradients.forms.products import Products

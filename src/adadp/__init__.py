@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from adadp.engine import PrivacyEngine
     from adadp.errors import PrivacyError
     from adadp.mechanism.replay import TrainingStep
-    from adadp.shapes.shape import Diagonal, Kronecker
-    from adadp.shapes.sources import Paid, Probe, Public, Raw, Released
+    from adadp.shapes import Diagonal, Kronecker, Paid, Probe, Public, Raw, Released
 
 # Where each name lives. They are imported when first used: `adadp account` and reading a ledger need no torch.
 _HOMES = {
@@ -29,8 +28,7 @@ _HOMES = {
     "adadp.engine": ("PrivacyEngine",),
     "adadp.errors": ("PrivacyError",),
     "adadp.mechanism.replay": ("TrainingStep",),
-    "adadp.shapes.shape": ("Diagonal", "Kronecker"),
-    "adadp.shapes.sources": ("Paid", "Probe", "Public", "Raw", "Released"),
+    "adadp.shapes": ("Diagonal", "Kronecker", "Paid", "Probe", "Public", "Raw", "Released"),
     "adadp.checks.validation": ("fix",),
 }
 _moved.install()

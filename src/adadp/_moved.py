@@ -32,8 +32,9 @@ MOVED = {
     "rules": "algorithms.update_rule",
     "runs": "training.run_folder",
     "settings": "training.settings",
-    "shape": "shapes.shape",
-    "sources": "shapes.sources",
+    "shape": "shapes",
+    "shapes.sources": "shapes",
+    "sources": "shapes",
     "step": "mechanism.step",
     "validation": "checks.validation",
 }

@@ -1,13 +1,12 @@
-"""Randomness: where noise and lots come from.
+"""Random numbers for noise and for drawing lots.
 
-A stream of random numbers belongs to one run in one process. It is started at its first use, so that an engine that was
-made before a fork draws anew in each child; a copy never continues the stream that it was copied from.
+A stream belongs to one run in one process. It is started at its first use, so that an engine that was made before a
+fork has a stream of its own in each child. A copy never continues the stream that it was copied from.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import secrets
 from collections.abc import Callable
@@ -19,15 +18,22 @@ from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.rounding import accumulation_dtype
+from adadp.normal import normal_from, uniform_from
 
 
 class Randomness:
-    """Gaussian noise, and streams of uniform numbers by name.
+    """Gaussian noise, and named streams of uniform numbers.
 
-    By default PyTorch's generator, started from 256 bits of the system's entropy (63 on a GPU, whose generator takes no
-    more): fast, and unpredictable to whoever does not see its output un-noised, but not a cryptographic generator.
-    `secure=True` takes all noise from the system's cryptographic source and streams from SHAKE-256 under a key from
-    there (slower). A `seed` is for tests and papers: whoever knows it can take the noise off.
+    By default PyTorch's generator is used, started from 256 bits of the system's entropy (63 on a GPU, whose generator
+    takes no more). It is fast, and unpredictable to anyone who does not see raw output of it, but it is not a
+    cryptographic generator.
+
+    Args:
+        seed: for tests and papers. Whoever knows it can subtract the noise.
+        secure: take all noise from the system's cryptographic source, and streams from SHAKE-256 with a key from there
+            (slower). Has no effect with a seed.
+        name: of the run. Different names have independent streams.
+
     """
 
     def __init__(self, seed: int | None = None, *, secure: bool = False, name: str = "") -> None:
@@ -41,13 +47,13 @@ class Randomness:
         self._renewed = 0
 
     def spawn(self, name: str) -> Randomness:
-        """The randomness of one run, independent of this one's and of every other name's."""
+        """Return the randomness of one run, independent of this object's and of that of other names."""
         self._require_own()
         return type(self)(self._seed, secure=self.secure, name=f"{self._name}/{name}")
 
     @property
     def assumption(self) -> str:
-        """What the guarantee takes for granted about these draws."""
+        """What the guarantee assumes about these draws."""
         if self.seeded:
             return "noise and lots come from a given seed, which stays secret and is used for this run only"
         if self.secure:
@@ -57,10 +63,15 @@ class Randomness:
             "cryptographic generator (secure_mode=True uses one)"
         )
 
-    # ---- whose it is ------------------------------------------------------------------------------------------------
+    # ---- one process, one stream ------------------------------------------------------------------------------------
 
     def _require_own(self) -> bytes:
-        """The key of this process's draws, drawn here at the first use."""
+        """Return the key of this process's draws, which is made at the first use.
+
+        Raises:
+            ConfigurationError: a seeded object was copied, or is used in another process than it was made in.
+
+        """
         here = os.getpid()
         if self._copied or self._process not in (None, here):
             if self.seeded:
@@ -92,16 +103,17 @@ class Randomness:
     # ---- draws ------------------------------------------------------------------------------------------------------
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """The one that draws noise on `device`, unless every draw is `secure`."""
+        """Return the generator that draws noise on `device`; not used with `secure`."""
         key = self._require_own()
         if device not in self._generators:
             self._generators[device] = self._started(key, device, "")
         return self._generators[device]
 
     def renew(self, device: torch.device) -> None:
-        """Draw from a new stream after a recording that failed, which leaves its generator unusable.
+        """Start a new stream after a failed recording of a CUDA graph, which leaves its generator unusable.
 
-        Not from where that one stands: another recording may hold it still, and would draw the same noise for its lots.
+        It does not continue where the old one stands: another recording may still use the old one, and the same noise
+        would be added to two lots.
         """
         key = self._require_own()
         self._renewed += 1
@@ -111,14 +123,14 @@ class Randomness:
         return _started(device, key, f"{self._name} noise {device.type} {device.index or 0}{suffix}")
 
     def normal(self, like: Tensor) -> Tensor:
-        """Independent standard normal values of `like`'s shape and device, in float32 or better."""
+        """Draw independent standard normal values of `like`'s shape and device, in at least float32."""
         if self.secure:
-            return _normal_from(secrets.token_bytes, like.numel()).to(like.device).view(like.shape)
+            return torch.from_numpy(normal_from(secrets.token_bytes, like.numel())).to(like.device).view(like.shape)
         dtype = accumulation_dtype(like.dtype)
         return torch.empty(like.shape, dtype=dtype, device=like.device).normal_(generator=self.generator(like.device))
 
     def stream(self, name: str) -> Stream:
-        """Uniform numbers that follow from this run's key and `name` alone: asking again gives the same ones again."""
+        """Return the stream that is determined by this run's key and `name`; each call starts it from the beginning."""
         key, name = self._require_own(), f"{self._name} stream {name}"
         if not self.secure:
             return Stream(_from_generator(_started(torch.device("cpu"), key, name)))
@@ -128,23 +140,23 @@ class Randomness:
             nonlocal position
             position += 1
             source = hashlib.shake_256(b"%s %s %d" % (key, name.encode(), position))
-            return torch.from_numpy(_uniform_from(source.digest, count))
+            return torch.from_numpy(uniform_from(source.digest, count))
 
         return Stream(draw)
 
 
 class Stream:
-    """Uniform draws, one after the other."""
+    """A sequence of uniform draws."""
 
     def __init__(self, draw: Callable[[int], Tensor]) -> None:
         self._draw = draw
 
     def uniform(self, count: int) -> Tensor:
-        """Independent uniform values in [0, 1), float64, on the CPU."""
+        """Draw independent uniform values in [0, 1), float64, on the CPU."""
         return self._draw(count)
 
     def permutation(self, count: int) -> Tensor:
-        """A uniformly random order of 0..count-1."""
+        """Draw a uniformly random permutation of 0..count-1."""
         return self.uniform(count).argsort()
 
 
@@ -163,10 +175,10 @@ _CPU_WORDS = slice(3, 3 + 624)
 
 
 def _started(device: torch.device, key: bytes, name: str) -> torch.Generator:
-    """A generator whose whole state follows from `key` and `name`; different names and devices share no stream.
+    """Return a generator whose whole state is determined by `key` and `name`.
 
-    On a CPU `manual_seed` uses the last 32 bits of its argument only. So few can be tried one by one until the noise
-    comes off, so the Twister's state is filled here.
+    On a CPU `manual_seed` uses the last 32 bits of its argument only. An attacker could try all of them and subtract
+    the noise, so the Mersenne Twister's whole state is set here.
     """
     stream = hashlib.shake_256(key + name.encode()).digest(8 + 4 * 624)
     generator = torch.Generator(device)
@@ -182,17 +194,3 @@ def _started(device: torch.device, key: bytes, name: str) -> torch.Generator:
         state.view(torch.int64)[_CPU_WORDS] = torch.from_numpy(words)
         generator.set_state(state)
     return generator
-
-
-def _uniform_from(source: object, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    words = np.frombuffer(source(8 * count), dtype=np.uint64)  # type: ignore[operator]
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _normal_from(source: object, count: int) -> Tensor:
-    """Box-Muller in float64, with 1 - u so that the logarithm never sees zero."""
-    half = (count + 1) // 2
-    radius = np.sqrt(-2 * np.log1p(-_uniform_from(source, half)))
-    angle = 2 * math.pi * _uniform_from(source, half)
-    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
-    return torch.from_numpy(values)

@@ -42,10 +42,10 @@ class ClippedAfterAveraging(Flat):
 
 
 class NoRootOfCoordinates(Local):
-    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+    def _gradient_radii(self, scale: float) -> dict[str, float | Tensor]:
         if not self.local:
-            return super()._gradient_stddev(noise_multiplier)
-        return {name: noise_multiplier * bound for name, bound in self.bounds.items()}
+            return super()._gradient_radii(scale)
+        return {name: scale * bound for name, bound in self.bounds.items()}
 
 
 class RawCalledSound(Raw):

@@ -37,7 +37,7 @@ from adadp.audit import (
 from adadp.audit.auditing import promise_of
 from adadp.audit.many_runs import least_trials
 from adadp.clipping import Clipping
-from adadp.shapes.sources import Source
+from adadp.shapes import Source
 
 RESULTS = Path("results/audit")
 EPSILONS = (0.5, 2.0, 8.0)

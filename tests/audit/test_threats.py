@@ -19,7 +19,7 @@ from adadp.errors import ConfigurationError
 from adadp.preprocessing import pca
 from adadp.randomness import Randomness
 from adadp.sampling.schemes import Poisson
-from adadp.shapes.sources import Source
+from adadp.shapes import Source
 from audit.planted import ClippedAfterAveraging, HalfTheNoise, RawCalledSound
 from audit.sound import make
 

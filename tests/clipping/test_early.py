@@ -16,16 +16,16 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
-from adadp import clipping as clipping_module
 from adadp.clipping import Clipping, Flat, Grouped, Local
+from adadp.clipping import early as early_module
+from adadp.clipping.early import Clamped, EarlyClamp
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import collection
-from adadp.gradients.forms.clamped import Clamped
 from adadp.gradients.forms.per_example import Dense
+from adadp.mechanism.observation import Unnoised
 from adadp.mechanism.optimizer import PrivateOptimizer
-from adadp.mechanism.step import Unnoised, _Early
 from adadp.sampling.loader import PrivateLoader
-from adadp.shapes.sources import Paid, Probe, Raw, Released
+from adadp.shapes import Paid, Probe, Raw, Released
 
 CLASSES, COUNT = 3, 12
 Made = tuple[nn.Module, PrivateOptimizer, PrivateLoader]
@@ -189,7 +189,7 @@ def test_small_ones_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, name: s
     found = []
     for together in (False, True):
         if together:
-            for module in (clipping_module, collection):
+            for module in (early_module, collection):
                 monkeypatch.setattr(module, "is_small", lambda form: type(form) is Dense and form.shape.numel() < 30)
         torch.manual_seed(0)
         model, optimizer, private = made(MODELS[name]())
@@ -287,9 +287,10 @@ def test_an_example_that_is_not_finite_adds_nothing_from_there_on() -> None:
 def test_an_example_is_left_out_once_it_was_not_finite() -> None:
     """In whatever the same backward pass brings later, though it is finite there; other passes do not know of it."""
     clipping = Local(1.0)
+    clipping.local = True
     clipping.bounds = {"above": torch.tensor([1.0, 1.0]), "below": torch.tensor([1.0])}
     stand_in = SimpleNamespace(clipping=clipping, scale=lambda microbatch: 1.0)
-    early = _Early(stand_in, SimpleNamespace(planned=3), torch.tensor([True, True, False]))
+    early = EarlyClamp(stand_in, SimpleNamespace(planned=3), torch.tensor([True, True, False]))
     above, below = Dense(torch.tensor([[0.5, math.nan], [0.25, 0.5], [9.0, 9.0]])), Dense(torch.full((3, 1), 0.5))
     sums = [early(name, form).clamped_sum(clipping.bounds[name], 1.0, torch.ones(3)) for name, form in
             (("above", above), ("below", below))]  # fmt: skip

@@ -20,8 +20,7 @@ from adadp.gradients.forms import products
 from adadp.gradients.forms.products import Products
 from adadp.gradients.layers import embedding
 from adadp.gradients.layers.embedding import Rows, Tied
-from adadp.shapes.shape import Shape
-from adadp.shapes.sources import Paid
+from adadp.shapes import Paid, Shape
 from tests.gradients.reference import arbitrary
 from tests.gradients.test_per_example import assert_bounds
 

@@ -18,7 +18,7 @@ from adadp.gradients.forms.per_example import Dense, PerExample, Recomputed, San
 from adadp.gradients.forms.products import Bias, Products
 from adadp.gradients.kernels.reference import CANCELLED
 from adadp.gradients.rounding import norms
-from adadp.shapes.shape import Kronecker
+from adadp.shapes import Kronecker
 from tests.gradients.reference import arbitrary, assert_forms, matrix_factor, power_of, spectrum_of
 
 WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take

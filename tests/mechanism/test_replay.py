@@ -18,6 +18,7 @@ from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Loc
 from adadp.accounting.events import PoissonGaussian
 from adadp.algorithms.dpopt import OptimisedNoise
 from adadp.clipping import Grouped, PerLayer
+from adadp.clipping.base import count_lot
 from adadp.errors import PrivacyError
 from adadp.gradients.forms.factors import LowRank
 from adadp.mechanism.kept_state import CannotBeReplayedError, KeptState, _walk
@@ -25,7 +26,7 @@ from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import State
 from adadp.sampling.schemes import FixedSize, Poisson
-from adadp.shapes.sources import Paid, Released, Source
+from adadp.shapes import Paid, Released, Source
 from adadp.shapes.spectrum import rounded_up
 from tests.gradients.reference import spectrum_of
 
@@ -149,7 +150,7 @@ def test_a_steady_lot_changes_tensors_and_counters_alone(name: str) -> None:
             values = {path: tensor.clone() for path, tensor in KeptState(run.clipping.objects()).tensors.items()}
             before.follow(KeptState(run.clipping.objects()))
             before.restore()
-            run.clipping.count_lot()
+            count_lot(run.clipping)
             now = KeptState(run.clipping.objects()).tensors
             assert now.keys() == before.tensors.keys()
             for path, tensor in now.items():

@@ -17,7 +17,8 @@ from adadp.errors import ConfigurationError
 from adadp.gradients.forms.factors import LowRank
 from adadp.gradients.forms.per_example import Dense
 from adadp.gradients.forms.products import Products
-from adadp.shapes.shape import Shape, Statistics
+from adadp.shapes import Shape
+from adadp.shapes.shape import Statistics
 from adadp.shapes.spectrum import _by_cholesky
 from tests.gradients.reference import power_of, spectrum_of
 

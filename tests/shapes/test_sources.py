@@ -1,4 +1,4 @@
-"""adadp.shapes.sources: where a shape's moments come from, and that they come from nowhere else."""
+"""Sources of adadp.shapes: where a shape's moments come from, and that they come from nowhere else."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from adadp.errors import ConfigurationError
 from adadp.gradients.collection import Gradients
 from adadp.gradients.forms.per_example import Dense
 from adadp.gradients.forms.products import Products
-from adadp.shapes.shape import Shape, Statistics
-from adadp.shapes.sources import LotRelease, own_prediction
+from adadp.shapes import Shape
+from adadp.shapes.shape import Statistics
+from adadp.shapes.source import LotRelease
+from adadp.shapes.synthetic import own_prediction
 
 
 def squares(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:

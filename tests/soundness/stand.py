@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import adadp.shapes
 from adadp import (
     Automatic,
     Clipping,
@@ -27,12 +31,12 @@ from adadp import (
     Released,
 )
 from adadp.accounting.events import PoissonGaussian
+from adadp.clipping import BY_NAME, by_name
 from adadp.gradients import Capture, Gradients
 from adadp.mechanism.step import PrivateStep
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, Microbatch
-from adadp.shapes.shape import Shape
-from adadp.shapes.sources import Source
+from adadp.shapes import Shape, Source
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
@@ -119,6 +123,9 @@ def losses(outputs: Tensor) -> Tensor:
 
 
 def _source(kind: str, world: World, dtype: torch.dtype) -> Source:
+    if kind in NEW_SOURCES:
+        return NEW_SOURCES[kind]()
+
     def synthetic(count: int, generator: torch.Generator) -> Tensor:
         return world.inputs(count, generator, dtype)
 
@@ -134,6 +141,8 @@ def _source(kind: str, world: World, dtype: torch.dtype) -> Source:
 
 
 def _shape(kind: str) -> Shape:
+    if kind in NEW_SHAPES:
+        return NEW_SHAPES[kind]()
     if kind == "diagonal":
         return Diagonal(0.5, 0.25)
     if kind == "full":
@@ -145,8 +154,22 @@ def _shape(kind: str) -> Shape:
     return Kronecker(0.5, -0.5, rank=2, widest=3, damping=1e-3)
 
 
+def untried(base: type[Any], tried: set[type[Any]]) -> list[type[Any]]:
+    """The concrete subclasses of a shape or a source in `adadp.shapes` that are not tried by name below."""
+    for module in pkgutil.iter_modules(adadp.shapes.__path__):
+        importlib.import_module(f"adadp.shapes.{module.name}")
+    found: list[type[Any]] = []
+    for kind in base.__subclasses__():
+        ours = kind.__module__.startswith("adadp.shapes.") and not kind.__name__.startswith("_")
+        found += [kind] if ours and not inspect.isabstract(kind) and kind not in tried else []
+        found += untried(kind, tried)
+    return found
+
+
 SHAPES = ("diagonal", "full", "low rank", "rows and columns", "partly wide")
 SOURCES = ("probe", "public", "released", "paid", "raw")
+NEW_SHAPES = {kind.__name__: kind for kind in untried(Shape, {Diagonal, Kronecker})}
+NEW_SOURCES = {kind.__name__: kind for kind in untried(Source, {Probe, Public, Released, Paid, Raw})}
 Maker = Callable[[World, torch.dtype], Clipping]
 
 
@@ -158,7 +181,14 @@ def _local(source: str, threshold: float) -> Maker:
     return lambda world, dtype: Local(1.5, threshold=threshold, source=_source(source, world, dtype))
 
 
-#: Every clipping, by name, each made anew for a world.
+def new_clippings() -> dict[str, Maker]:
+    """Clippings that are registered, and are not of a class that is tried by name below."""
+    tried = {Flat, PerLayer, Automatic, Local, Ellipsoid}
+    new = [name for name, make in BY_NAME.items() if type(make(0.8)) not in tried]
+    return {f"registered as {name}": lambda world, dtype, name=name: by_name(name, 0.8) for name in new}
+
+
+#: Every clipping, by name, each made anew for a world. New ones, new shapes and new sources are found by themselves.
 CLIPPINGS: dict[str, Maker] = {
     "flat": lambda world, dtype: Flat(0.8),
     "tiny flat": lambda world, dtype: Flat(1e-6),
@@ -181,6 +211,9 @@ CLIPPINGS: dict[str, Maker] = {
     "grouped in groups": lambda world, dtype: Grouped(
         {"*bias": Flat(0.5), "*": Grouped({"*": _local("probe", 0.0)(world, dtype)})}
     ),
+    **{f"ellipsoid, {shape}, released": _ellipsoid(shape, "released") for shape in NEW_SHAPES},
+    **{f"ellipsoid, diagonal, {source}": _ellipsoid("diagonal", source) for source in NEW_SOURCES},
+    **new_clippings(),
 }
 
 

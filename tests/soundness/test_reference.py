@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Grouped, Kronecker, Local, PerLayer
-from adadp.shapes.shape import THIN, Shape
+from adadp.shapes import Shape
+from adadp.shapes.shape import THIN
 from adadp.shapes.spectrum import powers
 from soundness.stand import CLIPPINGS, WORLDS, Stand, losses
 

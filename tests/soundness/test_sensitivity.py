@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Grouped, Kronecker, Local, Paid, Released
+from adadp.accounting.events import Neighbours
 from adadp.gradients import Gradients
 from adadp.gradients.forms.per_example import Dense
 from adadp.gradients.forms.products import Products
@@ -64,12 +65,15 @@ def test_one_example_moves_a_release_by_at_most_its_noise(name: str, lot: dict[s
     whole = stand.bound(inputs, weights)
     limit = 1 / stand.sigma
     tolerance = TOLERANCE[stand.dtype]
+    one_less, one_other = map(stand.clipping.sensitivity, (Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE))
     for index in range(len(inputs)):
         fewer = stand.bound(without(inputs, index), without(weights, index))
         assert stand.distance(whole, fewer) <= limit * (1 + tolerance) + tolerance
+        assert distance(whole, fewer, one_less) <= 1 + 2 * tolerance
     others, ones = stand.examples(1)
     replaced = stand.bound(torch.cat([inputs[:-1], others]), torch.cat([weights[:-1], -ones]))
     assert stand.distance(whole, replaced) <= 2 * limit * (1 + tolerance) + tolerance
+    assert distance(whole, replaced, one_other) <= 1 + 2 * tolerance
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
@@ -218,8 +222,8 @@ class _HalfTheNoise(Flat):
 
 
 class _NoRootOfCoordinates(Local):
-    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
-        return {name: noise_multiplier * bound for name, bound in self.bounds.items()}
+    def _gradient_radii(self, scale: float) -> dict[str, float | Tensor]:
+        return {name: scale * bound for name, bound in self.bounds.items()}
 
 
 class _OneLayerForgotten(Flat):

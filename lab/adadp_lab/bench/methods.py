@@ -18,8 +18,7 @@ from adadp.algorithms.defaults import DEFAULTS
 from adadp.clipping import Clipping, Ellipsoid, Flat, Local
 from adadp.engine import PrivacyEngine
 from adadp.mechanism.replay import WARM_UP, TrainingStep
-from adadp.shapes.shape import Diagonal, Kronecker, Shape
-from adadp.shapes.sources import Probe
+from adadp.shapes import Diagonal, Kronecker, Probe, Shape
 
 #: The shapes of an ellipsoid by the name of the clipping. Rank 0 keeps a number for each row and each column.
 SHAPES: dict[str, Callable[[], Shape]] = {

@@ -24,8 +24,7 @@ from adadp.clipping import Clipping, Ellipsoid, Flat, Grouped
 from adadp.engine import PrivacyEngine
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.sampling.loader import PrivateLoader
-from adadp.shapes.shape import Kronecker
-from adadp.shapes.sources import Public
+from adadp.shapes import Kronecker, Public
 from adadp.training.lot_loop import ShuffledLots, each_lot
 from adadp.training.planning import derived
 from adadp_lab.paper.accounts import Theorem1, noise_for

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from adadp import models
+from adadp.shapes import InputMaker
 from adadp.shapes.probes import PinkNoise
-from adadp.shapes.sources import InputMaker
 from adadp_lab.paper.workbench import Split, Workbench
 
 

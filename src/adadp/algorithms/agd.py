@@ -19,6 +19,7 @@ from adadp.clipping import Clipping, Flat
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.mechanism.sums import ReleasedGradient
 from adadp.sampling.loader import PrivateLoader, check_loader
 
 
@@ -46,7 +47,7 @@ class LineSearch(Optimizer):
             raise ConfigurationError("a line search has to see its lot: use AGD.make_private and AGD.see")
         names = {id(parameter): name for name, parameter in search.capture.module.named_parameters()}
         moved = {names[id(p)]: p for group in self.param_groups for p in group["params"] if p.grad is not None}
-        gradient = {name: parameter.grad.clone() for name, parameter in moved.items() if parameter.grad is not None}
+        gradient = ReleasedGradient({name: p.grad.clone() for name, p in moved.items() if p.grad is not None})
         start = {name: parameter.clone() for name, parameter in moved.items()}
         reach = self._reach * float(self.param_groups[0]["lr"])
         sizes = torch.linspace(0, reach, search.rules.candidates).tolist()

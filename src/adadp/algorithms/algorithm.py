@@ -21,7 +21,7 @@ from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.replay import TrainingStep
 from adadp.sampling.loader import PrivateLoader
-from adadp.shapes.sources import InputMaker, Probe
+from adadp.shapes import InputMaker, Probe
 
 
 @dataclass(frozen=True)

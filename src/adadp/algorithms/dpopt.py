@@ -13,9 +13,11 @@ from torch.optim import Optimizer
 from adadp.algorithms.algorithm import Algorithm, Task, algorithm
 from adadp.algorithms.allocation import descend
 from adadp.algorithms.published import RAW_REASON
-from adadp.clipping import Clipping, Local, Release
+from adadp.clipping import Clipping, Local
 from adadp.gradients.collection import Gradients
-from adadp.shapes.sources import ModelGradients, Probe, Raw
+from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient
+from adadp.shapes import Probe, Raw
+from adadp.shapes.source import ModelGradients
 
 WEIGHTS_REASON = "the noise of each coordinate is optimised for the lot's raw gradient, which it then shows"
 
@@ -37,8 +39,8 @@ class _Optimised(Local):
         least = self.floor * self._flat(self.bounds).square().mean() if self.bounds else 0.0
         self.bounds = {name: (bound.square() + least).sqrt() for name, bound in self.bounds.items()}
 
-    def steady_once_begun(self) -> bool:
-        return self.steady()  # the optimisation is an ordinary lot's work
+    def steady(self, begun: bool = False) -> bool:
+        return super().steady()  # the optimisation is an ordinary lot's work
 
     def _axes(self) -> dict[str, Tensor]:
         """sigma_i for a noise multiplier of 1; equal shares of the constraint while no gradient is known."""
@@ -67,16 +69,16 @@ class PublishedNoise(_Optimised):
         super().begin(parameters, model)
         self._gradient = {}
 
-    def _bounded(self, gradients: Gradients) -> Release:
+    def _bounded(self, gradients: Gradients) -> BoundedSums:
         sums = super()._bounded(gradients)
         for name, value in sums.items():
             self._gradient[name] = self._gradient.get(name, 0) + value / self.expected_lot
         return sums
 
-    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
+    def _gradient_radii(self, scale: float) -> dict[str, float | Tensor]:
         if not self.local:
-            return super()._gradient_stddev(noise_multiplier)
-        return {name: noise_multiplier * axis for name, axis in self._axes().items()}
+            return super()._gradient_radii(scale)
+        return {name: scale * axis for name, axis in self._axes().items()}
 
 
 class OptimisedNoise(_Optimised):
@@ -105,21 +107,21 @@ class OptimisedNoise(_Optimised):
         number = self.source.step + 1  # of the lot to come; no gradient is known before the second
         return bool(self.axes) and number > 1 and number % self.every != 0
 
-    def steady(self) -> bool:
+    def steady(self, begun: bool = False) -> bool:
         return self._keeps_axes() and super().steady()
 
-    def _bounded(self, gradients: Gradients) -> Release:
+    def _bounded(self, gradients: Gradients) -> BoundedSums:
         inside = gradients
         if self.axes:
             forms = {name: form.scaled(1 / self.axes[name]) for name, form in gradients.forms.items()}
             inside = gradients.replaced(forms)
         return self._sums(inside, self.weights(inside))
 
-    def _gradient_stddev(self, noise_multiplier: float) -> dict[str, float | Tensor]:
-        return dict.fromkeys(self.parameters, noise_multiplier * self.max_grad_norm)
+    def _gradient_radii(self, scale: float) -> dict[str, float | Tensor]:
+        return dict.fromkeys(self.parameters, scale * self.max_grad_norm)
 
-    def _carried(self, noisy: Release) -> Release:
-        released = {name: value * self.axes[name] if self.axes else value for name, value in noisy.items()}
+    def _carried(self, noisy: NoisedSums) -> ReleasedGradient:
+        released = ReleasedGradient({k: v * self.axes[k] if self.axes else v for k, v in noisy.items()})
         for name, value in released.items():
             mean = value / self.expected_lot
             self._gradient[name] = torch.lerp(mean, self._gradient.get(name, mean), self.decay)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adadp.clipping import Clipping, Local, Release
+from adadp.clipping import Clipping, Local
 from adadp.gradients.collection import Gradients
-from adadp.shapes.shape import Shape
-from adadp.shapes.sources import Raw
+from adadp.mechanism.sums import BoundedSums
+from adadp.shapes import Raw, Shape
 
 AVERAGE_REASON = (
     "the lot's average is clipped, not each example's gradient: one example can move a clipped average by up to twice "
@@ -45,10 +45,10 @@ class LotLocal(Local):
     def reasons(self) -> tuple[str, ...]:
         return (AVERAGE_REASON, *super().reasons)
 
-    def _bounded(self, gradients: Gradients) -> Release:
+    def _bounded(self, gradients: Gradients) -> BoundedSums:
         return self._sums(gradients, gradients.finite().double())
 
-    def complete(self, sums: Release) -> Release:
+    def complete(self, sums: BoundedSums) -> BoundedSums:
         averages = {name: value / self.expected_lot for name, value in sums.items()}
         self._averages.take(self.shape, averages)
         if self.local:
@@ -58,7 +58,7 @@ class LotLocal(Local):
             factor = (self.max_grad_norm / length.clamp_min(1e-30)).clamp(max=1.0)
             bounded = {name: value * factor for name, value in averages.items()}
         # The step divides by the lot, the noise included: sigma_i / L on the average.
-        return {name: value * self.expected_lot for name, value in bounded.items()}
+        return BoundedSums({name: value * self.expected_lot for name, value in bounded.items()})
 
 
 def as_published(reading: str, settings: Mapping[str, Any]) -> Clipping:

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from adadp.accounting.events import Event, PoissonGaussian
 from adadp.accounting.filter import RenyiFilter
-from adadp.clipping import Release
 from adadp.mechanism.step import PrivateStep
+from adadp.mechanism.sums import BoundedSums, ReleasedGradient
 from adadp.sampling.lot import Lot, Microbatch
 
 
@@ -62,7 +62,7 @@ class SearchStep(PrivateStep):
         self.rules, self.rate = rules, rate
         self._whole = self.noise_multiplier
         self._level = 0
-        self._kept: Release = {}
+        self._kept = BoundedSums()
         self._microbatch: Microbatch | None = None
         self._looks = 0
 
@@ -91,7 +91,7 @@ class SearchStep(PrivateStep):
         super().add(microbatch, keep)
         self._microbatch = microbatch
 
-    def release(self, lot: Lot) -> Release:
+    def release(self, lot: Lot) -> ReleasedGradient:
         self.event = self.lot_event()
         self.noise_multiplier = 1 / math.sqrt(self._information())
         sums = lot.sums
@@ -120,11 +120,11 @@ class SearchStep(PrivateStep):
         sums = torch.where(self._microbatch.keep(values.device), values, 0.0).sum(1)
         sensitivity = rules.bound * math.sqrt(len(sums))
         multiplier = 1 / math.sqrt(self._objective_information())
-        named, stddev = {"objectives": sums}, {"objectives": sensitivity * multiplier}
+        named, stddev = BoundedSums(objectives=sums), {"objectives": sensitivity * multiplier}
         noisy = self.noised("objectives", self._microbatch.lot, named, stddev, multiplier)["objectives"]
         return torch.cat([noisy.new_zeros(1), noisy]) if rules.improvement else noisy
 
-    def redraw(self, gradient: Release) -> Release:
+    def redraw(self, gradient: ReleasedGradient) -> ReleasedGradient:
         """`gradient` averaged with a new draw on the same lot: together they have `growth` more information."""
         if self._looks > self.rules.redraws:
             raise RuntimeError("more redraws of a lot than were charged for")
@@ -132,14 +132,14 @@ class SearchStep(PrivateStep):
         multiplier = 1 / math.sqrt(growth * self._information())
         lot = -1 if self._microbatch is None else self._microbatch.lot
         drawn = self.noised("redraw", lot, self._kept, self.clipping.stddev(multiplier), multiplier)
-        averaged = {
-            name: (gradient[name] + growth * value / self.expected_lot) / (1 + growth) for name, value in drawn.items()
-        }
         self._level += 1
-        return averaged
+        return ReleasedGradient(
+            (name, (gradient[name] + growth * value / self.expected_lot) / (1 + growth))
+            for name, value in drawn.items()
+        )
 
     def end(self, *, lost: bool) -> None:
         """Forget the lot. If nothing was gained on it, the next one gets a more precise gradient."""
-        self._kept, self._microbatch = {}, None
+        self._kept, self._microbatch = BoundedSums(), None
         if lost:
             self._level += 1

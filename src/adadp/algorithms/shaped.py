@@ -7,7 +7,7 @@ from typing import Any
 
 from adadp.algorithms.algorithm import Task
 from adadp.clipping import Clipping, Ellipsoid
-from adadp.shapes.shape import Kronecker
+from adadp.shapes import Kronecker
 
 
 def from_probes(task: Task, settings: Mapping[str, Any]) -> Clipping:

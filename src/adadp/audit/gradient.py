@@ -17,7 +17,6 @@ from adadp.audit.canaries import CANARIES, LENGTH, OTHERS, Layers, Sizes
 from adadp.audit.examples import Examples
 from adadp.audit.observer import PER_STEP, GradientObserver
 from adadp.audit.target import Started, Target
-from adadp.clipping import Release
 from adadp.errors import ConfigurationError, UntriedWarning
 from adadp.mechanism.optimizer import BudgetWarning
 
@@ -160,13 +159,13 @@ class _World:
         length = role * LENGTH - (role == 0) * (OTHERS if self._canary.opposed else 0.0)
         return length[:, None] * columns, factors
 
-    def canary(self, lot: int) -> Release:
+    def canary(self, lot: int) -> dict[str, Tensor]:
         return self._gradient(lot, LENGTH)
 
-    def other(self, lot: int) -> Release | None:
+    def other(self, lot: int) -> dict[str, Tensor] | None:
         return self._gradient(lot, -OTHERS) if self._canary.opposed else None
 
-    def _gradient(self, lot: int, length: float) -> Release:
+    def _gradient(self, lot: int, length: float) -> dict[str, Tensor]:
         columns, rows = self._canary.direction(lot, self._steps, self._sizes)
         parts = zip(
             torch.split(rows, [rows for _, rows in self._sizes]),

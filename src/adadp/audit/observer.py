@@ -16,11 +16,11 @@ from torch import Tensor
 
 from adadp.algorithms.search import SearchStep
 from adadp.audit.target import Started
-from adadp.clipping import Release
 from adadp.gradients import Gradients
 from adadp.gradients.forms.per_example import Dense
-from adadp.mechanism.step import Unnoised
-from adadp.shapes.sources import Raw
+from adadp.mechanism.observation import Unnoised
+from adadp.mechanism.sums import NoisedSums, ReleasedGradient
+from adadp.shapes import Raw
 
 PER_STEP = 4
 """Numbers that a transcript has for each step: projection before and after post-processing, energy, objectives."""
@@ -29,12 +29,12 @@ PER_STEP = 4
 class Gradient(Protocol):
     """What the auditor knows of the data: the canary's gradient, and that of an other example, at the current lot."""
 
-    def canary(self, lot: int) -> Release: ...
+    def canary(self, lot: int) -> dict[str, Tensor]: ...
 
-    def other(self, lot: int) -> Release | None: ...
+    def other(self, lot: int) -> dict[str, Tensor] | None: ...
 
 
-class GradientObserver:
+class GradientObserver(Observer):
     """Watches one run through the hook that its step offers; `rows` has what was seen of each lot."""
 
     def __init__(self, started: Started, gradient: Gradient, rate: float, others: int) -> None:
@@ -44,18 +44,15 @@ class GradientObserver:
         self._step = started.optimizer._step
         self._clipping = self._step.clipping
         self._informed = not any(isinstance(part, Raw) for part in self._clipping.objects())
-        self._weights: Release = {}
+        self._weights: dict[str, Tensor] = {}
         self._offset = self._length = self._projection = 0.0
         self._exponents = [0.0, 0.0]
-        self._stepped: Release = {}  # the gradient that the optimizer goes along, redraws averaged in
+        self._stepped: Mapping[str, Tensor] = {}  # the gradient that the optimizer goes along, redraws averaged in
         started.optimizer.observe(self)
 
-    # ---- the hook (adadp.mechanism.step.Observer) -------------------------------------------------------------------
+    # ---- the hook: nothing is looked at before the noise, since an auditor sees what everybody sees ---------------
 
-    def noising(self, release: Unnoised) -> None:
-        """Nothing is looked at before the noise: an auditor sees what everybody sees."""
-
-    def noised(self, release: Unnoised, noisy: Release) -> None:
+    def noised(self, release: Unnoised, noisy: NoisedSums) -> None:
         """One release of the lot."""
         if release.kind == "gradient":
             self._weigh(release.lot, noisy, release.stddev)
@@ -64,19 +61,19 @@ class GradientObserver:
         elif release.kind == "redraw":
             self._redraw(release, noisy)
 
-    def stepped(self, lot: int, gradient: Release) -> None:
+    def stepped(self, lot: int, gradient: ReleasedGradient) -> None:
         """The gradient of the lot, a mean, as the optimizer gets it."""
         self._stepped = gradient
         self._note(gradient)
 
     # ---- one release ------------------------------------------------------------------------------------------------
 
-    def _bound(self, gradient: Release) -> Release:
+    def _bound(self, gradient: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What the clipping lets through of one example's gradient, in the state that it is in."""
         forms = {name: Dense(value.unsqueeze(0)) for name, value in gradient.items()}
         return self._clipping.bound(Gradients(forms, 1, keep=torch.ones(1, dtype=torch.bool)))
 
-    def _weigh(self, lot: int, noisy: Release, stddev: Mapping[str, float | Tensor]) -> None:
+    def _weigh(self, lot: int, noisy: NoisedSums, stddev: Mapping[str, float | Tensor]) -> None:
         """Fix the linear functional that tells best whether the canary is in, and apply it to the noised sum."""
         canary, other = self._gradient.canary(lot), self._gradient.other(lot)
         if not self._informed:
@@ -96,7 +93,7 @@ class GradientObserver:
     def _apply(self, release: Mapping[str, Tensor]) -> float:
         return sum(_dot(weight, release[name]) for name, weight in self._weights.items() if name in release)
 
-    def _note(self, released: Release) -> None:
+    def _note(self, released: ReleasedGradient) -> None:
         """The release as the optimizer gets it, a mean over the lot."""
         stepped = self._size * self._apply(released) - self._offset
         squares = sum(float(value.double().square().sum()) for value in released.values())
@@ -122,7 +119,7 @@ class GradientObserver:
         deviation = float(release.stddev["objectives"])
         self._add(way * float(seen.sum()) / math.sqrt(len(seen)) / deviation, 1 / release.noise_multiplier)
 
-    def _redraw(self, release: Unnoised, noisy: Release) -> None:
+    def _redraw(self, release: Unnoised, noisy: NoisedSums) -> None:
         """The gradient again, with noise of its own."""
         assert isinstance(self._step, SearchStep)
         ratio = self._step.noise_multiplier / release.noise_multiplier  # this draw's precision over the first one's

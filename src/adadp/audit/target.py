@@ -24,7 +24,7 @@ from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.schemes import Sampling
-from adadp.shapes.sources import InputMaker
+from adadp.shapes import InputMaker
 from adadp.training.lot_loop import numbered_batches
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from adadp.gradients.forms.factors import Factor
-from adadp.shapes.sources import Source
+from adadp.shapes.source import Source
 from adadp.shapes.spectrum import Spectrum
 
 

@@ -1,22 +1,54 @@
-"""The door through which tests watch runs that a user's own function makes (`adadp.testing`, `adadp.audit`).
+"""How tests and audits see a run's releases, before and after the noise (`adadp.testing`, `adadp.audit`).
 
-While a watcher is set, every run that an engine of this process starts is shown to it, and the watcher observes what
-the run releases before its noise. So the guarantee of every such run is none (`PrivateOptimizer.observe`), and
-nothing is written into a ledger's file: a test charges nobody's budget.
+An `Observer` sees the releases of one run (`PrivateOptimizer.observe`), and the guarantee of that run is none. While a
+`Watcher` is set (`watched_by`), every run that an engine of this process starts is shown to it, so that runs made
+inside a user's own function can be observed. Nothing is written into a ledger's file then: a test charges no budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from adadp.accounting.events import Event
 from adadp.errors import ConfigurationError
+from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient, Stddev
 
 if TYPE_CHECKING:
     from adadp.mechanism.optimizer import PrivateOptimizer
-    from adadp.mechanism.step import Observer
     from adadp.sampling.loader import PrivateLoader
+
+
+@dataclass(frozen=True)
+class Unnoised:
+    """Sums just before their noise, for observers: private data.
+
+    `kind` is "gradient", or what else an algorithm releases on the lot ("objectives", "redraw").
+    """
+
+    kind: str
+    lot: int
+    sums: BoundedSums
+    stddev: Stddev
+    noise_multiplier: float
+    event: Event
+    expected_lot: float
+
+
+class Observer:
+    """Sees what a step releases, before and after its noise. Subclasses override what they want to see."""
+
+    def noising(self, release: Unnoised) -> NoisedSums | None:
+        """Called before the noise is drawn. If sums are returned, they are released as they are, without noise."""
+        return None
+
+    def noised(self, release: Unnoised, noisy: NoisedSums) -> None:
+        """Called with the noised sums, before the clipping turns them into a gradient."""
+
+    def stepped(self, lot: int, gradient: ReleasedGradient) -> None:
+        """Called with the private gradient that the optimizer gets."""
 
 
 class Watcher(Protocol):
@@ -61,4 +93,4 @@ def attach(optimizer: PrivateOptimizer, loader: PrivateLoader) -> None:
         optimizer.observe(_watcher.started(optimizer, loader))
 
 
-__all__ = ["Watcher", "attach", "watched_by", "watching"]
+__all__ = ["Observer", "Unnoised", "Watcher", "attach", "watched_by", "watching"]

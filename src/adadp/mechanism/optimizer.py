@@ -7,7 +7,7 @@ gradient and lets the user's optimizer step with it. What the loop must not do i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from adadp.accounting.ledger import Ledger, Run
 from adadp.checks.loop import LoopRules, mixed_passes
 from adadp.checks.trial import Trial
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
-from adadp.mechanism.step import Observer, PrivateStep
+from adadp.mechanism.observation import Observer
+from adadp.mechanism.step import PrivateStep
+from adadp.mechanism.sums import ReleasedGradient
 from adadp.out_of_memory import advising
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Lot, Microbatch
@@ -286,7 +288,7 @@ class PrivateOptimizer(Optimizer):
         warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=3)
 
     @torch.no_grad()
-    def step_with(self, gradients: Mapping[str, Tensor]) -> None:
+    def step_with(self, gradients: ReleasedGradient) -> None:
         """Step with private gradients that a replay computed (`adadp.mechanism.replay`)."""
         for name, gradient in gradients.items():
             self._set(name, gradient)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from adadp.clipping.base import settings_of
 from adadp.gradients.rounding import convolutions_are_cut, matmul_precision
 from adadp.mechanism.kept_state import CannotBeReplayedError, KeptState
 from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.mechanism.sums import ReleasedGradient
 from adadp.sampling.lot import Microbatch
 
 
@@ -70,7 +72,8 @@ class Recording:
             before.restore()  # nothing was computed yet: the first replay does
             lots.work_on(microbatch)
         self._begun = step.begun
-        self.gradients = {name: p.grad for name, p in optimizer._parameters.items() if p.grad is not None}
+        parameters = optimizer._parameters.items()
+        self.gradients = ReleasedGradient({name: p.grad for name, p in parameters if p.grad is not None})
 
     def play(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         """Copy a lot's batch into the recorded one's tensors and start the recorded work."""
@@ -137,7 +140,7 @@ def signature_of(optimizer: PrivateOptimizer, microbatch: Microbatch, batch: tup
     modes = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), precision)
     training = [part.training for part in step.capture.module.modules()]
     numbers = microbatch.count, microbatch.planned, step.noise_multiplier, step.loss_scale
-    return numbers, form, parts, weights, modes, training, step.clipping.settings()
+    return numbers, form, parts, weights, modes, training, settings_of(step.clipping)
 
 
 def _is_copied(part: Any) -> bool:

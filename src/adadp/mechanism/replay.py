@@ -171,7 +171,7 @@ class TrainingStep:
         step = self.optimizer._step
         checked = not self.optimizer._trial.undecided  # the model is tried out by the host
         whole = microbatch.index == 0 and microbatch.last
-        steady = step.clipping.steady() or (self._recording is not None and step.clipping.steady_once_begun())
+        steady = step.clipping.steady() or (self._recording is not None and step.clipping.steady(begun=True))
         return whole and checked and self._ordinary >= WARM_UP and steady
 
     def _replay(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:

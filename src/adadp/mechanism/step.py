@@ -1,62 +1,49 @@
-"""One step: from a lot's gradients to a private one.
+"""One step: from a lot's per-example gradients to one private gradient.
 
-Everything above the line in `release` touches people's data and is gone when the step ends. Everything below it is
-post-processing of what was released.
+    gradients -> Clipping.bound -> BoundedSums -> charge -> add_noise -> NoisedSums -> Clipping.release -> optimizer
+
+Everything up to `add_noise` is private data and is dropped when the step ends. Everything after it is post-processing.
+The types of `adadp.mechanism.sums` keep the two apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adadp.accounting.events import Event
-from adadp.clipping import Clipping, Release
+from adadp.clipping.base import Clipping, count_lot, settings_of
+from adadp.clipping.early import before_pass
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
-from adadp.gradients.capture.tap import backward_pass
-from adadp.gradients.forms.per_example import PerExample, planned_for
+from adadp.gradients.forms.per_example import planned_for
 from adadp.gradients.rounding import exact_arithmetic, refuse_unbounded_precision
+from adadp.mechanism.noise import add_noise
+from adadp.mechanism.observation import Observer, Unnoised
+from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient, Stddev
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, Microbatch, State
 
 
-@dataclass(frozen=True)
-class Unnoised:
-    """A sum just before its noise, for observers: private data.
-
-    `kind` is "gradient", or what else an algorithm releases on the lot ("objectives", "redraw").
-    """
-
-    kind: str
-    lot: int
-    sums: Release
-    stddev: Mapping[str, float | Tensor]
-    noise_multiplier: float
-    event: Event
-    expected_lot: float
-
-
-class Observer(Protocol):
-    """Sees what a step releases, before and after its noise (`PrivateOptimizer.observe`): the guarantee is none."""
-
-    def noising(self, release: Unnoised) -> Release | None:
-        """Called before the noise is drawn. What is returned is released instead, as it is."""
-
-    def noised(self, release: Unnoised, noisy: Release) -> None:
-        """Called with what is released, before the clipping turns it into a gradient."""
-
-    def stepped(self, lot: int, gradient: Release) -> None:
-        """Called with the private gradient that the optimizer gets."""
-
-
 class PrivateStep:
-    """Bounds, sums, noises and charges. Made by the engine; the private optimizer drives it.
+    """The work on one lot after another. Made by the engine; the private optimizer drives it.
 
-    `charge` is called with the step's event before anything of it is released, and may refuse by raising.
+    Args:
+        capture: gives the per-example gradients of the module's backward passes.
+        clipping: bounds them, and states the sensitivity of their sums.
+        noise_multiplier: standard deviation of the noise in units of the clipping's sensitivity.
+        expected_lot: the number that sums are divided by, which does not depend on the data.
+        event: what one release costs.
+        charge: called with the event before anything is released; may refuse by raising.
+        randomness: where the noise comes from.
+        mean_loss: whether scalar losses are means over the batch's rows, or sums.
+        loss_scale: factor that losses are multiplied by before the backward pass.
+        count_nonfinite: count the examples whose gradients are not finite. The count is not private.
+
     """
 
     def __init__(
@@ -74,65 +61,96 @@ class PrivateStep:
         count_nonfinite: bool = False,
     ) -> None:
         self.capture, self.clipping = capture, clipping
-        capture.before_pass = self._bound_early
+        capture.before_pass = partial(before_pass, self)  # all of clamping during the backward pass (`clipping.early`)
         self.noise_multiplier, self.expected_lot = noise_multiplier, expected_lot
         self.event, self._charge, self._randomness = event, charge, randomness
         self.mean_loss, self.loss_scale = mean_loss, loss_scale
         self._count_nonfinite = count_nonfinite
         self.nonfinite: Tensor | None = None
         self.observer: Observer | None = None
-        # How many calls of layers were seen in backward passes from each example's own loss, for this microbatch: all
-        # of them, or none. None where no such pass was made.
+        # Number of layer calls that were recorded in backward passes from each example's own loss, for this microbatch.
+        # None if there was no such pass.
         self.rows: int | None = None
         self._parameters = dict(capture.module.named_parameters())
         self._begun: Lot | None = None  # the lot that the clipping is ready for
         self.begun = 0  # how many lots were worked on, replayed ones left out
 
-    # ---- a lot, microbatch by microbatch ------------------------------------------------------------------------
+    # ---- a lot is handed out, and the clipping prepares for it -------------------------------------------------------
 
     def open(self, microbatch: Microbatch) -> None:
-        """The loop holds this microbatch from now on."""
+        """Note that the loop was handed this microbatch."""
         self.rows = None
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
         self.capture.work_on(microbatch, microbatch.count)
 
     def forget(self) -> None:
-        """Drop what backward passes brought for this microbatch."""
+        """Drop the gradients that backward passes recorded for this microbatch."""
         self.rows = None
         self.capture.discard()
 
-    def _bound_early(self) -> None:
-        """Before the model runs on a microbatch: have its gradients bounded as they come, if they can be."""
-        microbatch = self.capture.tag
-        if not isinstance(microbatch, Microbatch) or self._count_nonfinite or not self.clipping.early():
-            return
+    def ready(self, microbatch: Microbatch) -> Tensor | None:
+        """Begin the microbatch's lot before its gradients are made, if that can be done now.
+
+        Returns:
+            Which of its rows count, [count] of bool; None where the lot cannot be begun, or gradients are counted.
+
+        """
         lot = microbatch.of
+        if self._count_nonfinite:
+            return None
         if lot.added == 0 and lot.state in (State.OPENED, State.FAILED) and not self._is_begun(lot):
             with torch.no_grad(), exact_arithmetic():  # as in a step, however the model is run
                 self.begin(microbatch)
-        if lot is self._begun:
-            keep = microbatch.keep(self._device())
-            self.capture.bound_early = _Early(self, microbatch, keep)
-
-    def _active(self) -> dict[str, nn.Parameter]:
-        return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        return microbatch.keep(self._device()) if lot is self._begun else None
 
     def _is_begun(self, lot: Lot) -> bool:
         """Whether the clipping is ready for this lot, with the parameters that are trained now."""
         return lot is self._begun and self._active().keys() == self.clipping.parameters.keys()
 
+    def _active(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+
+    def begin(self, microbatch: Microbatch) -> None:
+        """Prepare the clipping for the microbatch's lot before its gradients are made: shapes are refreshed if due."""
+        try:
+            self._begin(microbatch.of)
+        except BaseException:
+            self._drop(microbatch.of, State.OPENED)
+            raise
+
+    def _begin(self, lot: Lot) -> None:
+        self._drop(lot, State.OPENED)
+        self._begun = lot
+        self.begun += 1
+        self.clipping.begin(self._active(), self)
+
+    def _drop(self, lot: Lot, state: State) -> None:
+        """Drop all sums of the lot."""
+        lot.drop(state)
+        self._begun = None
+
+    # ---- its microbatches are bounded and added up: private data -----------------------------------------------------
+
     def add(self, microbatch: Microbatch, keep: Tensor | None = None) -> None:
         """Add the bounded contributions of the microbatch whose backward pass has just ended.
 
-        `keep`, [count] of bool, leaves examples out. Whether example i is kept must follow from it and the weights.
+        Args:
+            microbatch: the part of a lot that the gradients belong to.
+            keep: examples to leave out are False, [count] of bool. Whether an example is kept may depend on that
+                example and the weights alone.
+
+        Raises:
+            TrainingLoopError: the microbatch cannot be worked on now. Its lot is not released then.
+
         """
         self.refuse_misuse(microbatch)
         lot = microbatch.of
         try:
             bounded = self._bounded(microbatch, keep)
         except BaseException:
-            # A lot that lost a part because of what was in it must not be released, nor may the part reach another lot.
+            # Whether this raises may depend on the examples: the lot must not be released without this part, and the
+            # part's gradients must not be added to another lot.
             self._drop(lot, State.FAILED)
             self.forget()
             raise
@@ -143,7 +161,7 @@ class PrivateStep:
             lot.sums[name] = lot.sums[name] + value if name in lot.sums else value
 
     def refuse_misuse(self, microbatch: Microbatch) -> None:
-        """Raise where a microbatch cannot be worked on now."""
+        """Raise TrainingLoopError if a microbatch cannot be worked on now."""
         lot = microbatch.of
         if not self.capture.attached:
             raise TrainingLoopError(
@@ -168,7 +186,7 @@ class PrivateStep:
                 "them. Run the model on the batch again."
             )
 
-    def _bounded(self, microbatch: Microbatch, keep: Tensor | None) -> Release:
+    def _bounded(self, microbatch: Microbatch, keep: Tensor | None) -> BoundedSums:
         lot = microbatch.of
         if lot is not self._begun or lot.state is State.FAILED:
             self._begin(lot)
@@ -179,33 +197,14 @@ class PrivateStep:
                 "until the lot is complete)"
             )
         if microbatch.index == 0:
-            lot.settings = [] if microbatch.last else self.clipping.settings()
-        elif self.clipping.settings() != lot.settings:
+            lot.settings = [] if microbatch.last else settings_of(self.clipping)
+        elif settings_of(self.clipping) != lot.settings:
             raise TrainingLoopError(
                 "the clipping was changed within a lot: what was bounded before would get the noise of what it is now. "
                 "Change it between lots, where loader.current.last is True."
             )
         with planned_for(microbatch.planned):
             return self.clipping.bound(self._gradients(microbatch, keep))
-
-    def begin(self, microbatch: Microbatch) -> None:
-        """Get ready for a lot whose work will be replayed: shapes that are due are refreshed."""
-        try:
-            self._begin(microbatch.of)
-        except BaseException:
-            self._drop(microbatch.of, State.OPENED)
-            raise
-
-    def _drop(self, lot: Lot, state: State) -> None:
-        """Let go of all that was added up for the lot."""
-        lot.drop(state)
-        self._begun = None
-
-    def _begin(self, lot: Lot) -> None:
-        self._drop(lot, State.OPENED)
-        self._begun = lot
-        self.begun += 1
-        self.clipping.begin(self._active(), self)
 
     def _gradients(self, microbatch: Microbatch, keep: Tensor | None) -> Gradients:
         count = microbatch.count
@@ -222,16 +221,25 @@ class PrivateStep:
         return gradients
 
     def scale(self, microbatch: Microbatch) -> float:
-        """Factor from what the backward pass brought to one example's gradient: the number of rows for a mean loss."""
+        """Factor from a backward pass's gradient to one example's: the number of rows for a mean loss, 1 for a sum."""
         return (microbatch.count if self.mean_loss and self.rows is None else 1.0) / self.loss_scale
 
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device
 
-    # ---- its release --------------------------------------------------------------------------------------------
+    # ---- it is charged, noised and released --------------------------------------------------------------------------
 
-    def release(self, lot: Lot) -> Release:
-        """The lot's private gradient, a mean over the expected lot, by parameter name. Charged before it is made."""
+    def release(self, lot: Lot) -> ReleasedGradient:
+        """Release the lot's gradient, divided by the expected lot size.
+
+        Guarantee:
+            The result is one release of `event`, which is charged before the noise is drawn. Where charging raises,
+            nothing is released.
+
+        Raises:
+            TrainingLoopError: not all microbatches of the lot were added.
+
+        """
         if lot.state is not State.FILLED and lot.state is not State.CHARGED:
             raise TrainingLoopError(f"lot {lot.number} cannot be released: {lot.state.value}")
         self.charge(lot)
@@ -241,51 +249,13 @@ class PrivateStep:
         sums = self.clipping.complete(lot.sums)
         noisy = self.noised("gradient", lot.number, sums, stddev)
         self._drop(lot, State.RELEASED)
-        # ------------------------------------------------------------------------------ the line: noised from here on
+        # -------------------------------------------------------------------- the line: post-processing from here on
         released = self.clipping.release(noisy, stddev)
         means = torch._foreach_div(list(released.values()), self.expected_lot) if released else ()
-        return dict(zip(released, means, strict=True))
-
-    def noised(
-        self, kind: str, lot: int, sums: Release, stddev: Mapping[str, float | Tensor], multiplier: float | None = None
-    ) -> Release:
-        """The sums with their noise: the only place where noise is added to what a lot releases."""
-        if self.observer is None:
-            return self._with_noise(sums, stddev)
-        multiplier = self.noise_multiplier if multiplier is None else multiplier
-        seen = Unnoised(kind, lot, sums, stddev, multiplier, self.event, self.expected_lot)
-        given = self.observer.noising(seen)
-        noisy = self._with_noise(sums, stddev) if given is None else given
-        self.observer.noised(seen, noisy)
-        return noisy
-
-    def _with_noise(self, sums: Release, stddev: Mapping[str, float | Tensor]) -> Release:
-        """In the better of their precisions, one draw for all of one kind of number."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-        for name, value in sums.items():
-            kinds.setdefault((value.dtype, value.device), []).append(name)
-        noisy: Release = {}
-        for names in kinds.values():
-            values = [sums[name] for name in names]
-            drawn = self._randomness.normal(values[0].new_empty(sum(value.numel() for value in values)))
-            parts = torch.split(drawn, [value.numel() for value in values])
-            noise = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
-            scales = [stddev[name] for name in names]
-            if all(isinstance(scale, Tensor) for scale in scales):
-                torch._foreach_mul_(noise, cast(list[Tensor], scales))
-            elif any(isinstance(scale, Tensor) for scale in scales):
-                for part, scale in zip(noise, scales, strict=True):
-                    part *= scale
-            elif len(set(scales)) == 1:
-                drawn *= scales[0]
-            else:
-                torch._foreach_mul_(noise, cast(list[float], scales))
-            torch._foreach_add_(noise, values)
-            noisy |= zip(names, noise, strict=True)
-        return {name: noisy[name] for name in sums}
+        return ReleasedGradient(zip(released, means, strict=True))
 
     def charge(self, lot: Lot) -> None:
-        """Write down what the lot's release costs, once. Raises where the budget does not allow it."""
+        """Charge for the lot's release, once. Raises if the budget does not allow it; the lot is then dropped."""
         if lot.charged:
             return
         try:
@@ -297,20 +267,35 @@ class PrivateStep:
         if lot.state is State.FILLED:
             lot.state = State.CHARGED
 
+    def noised(
+        self, kind: str, lot: int, sums: BoundedSums, stddev: Stddev, multiplier: float | None = None
+    ) -> NoisedSums:
+        """`add_noise`, shown to the observer if there is one (the guarantee of such a run is none)."""
+        if self.observer is None:
+            return add_noise(sums, stddev, self._randomness)
+        multiplier = self.noise_multiplier if multiplier is None else multiplier
+        seen = Unnoised(kind, lot, sums, stddev, multiplier, self.event, self.expected_lot)
+        given = self.observer.noising(seen)
+        noisy = add_noise(sums, stddev, self._randomness) if given is None else given
+        self.observer.noised(seen, noisy)
+        return noisy
+
+    # ---- the same for a lot whose work is replayed (`adadp.mechanism.replay`) ----------------------------------------
+
     def replayed(self, microbatch: Microbatch) -> None:
-        """Note that a lot's release was made by replaying the work of an earlier one (`adadp.mechanism.replay`)."""
+        """Note that a lot's release was made by replaying the recorded work of an earlier one."""
         lot = microbatch.of
         if not lot.charged:
             raise TrainingLoopError(f"lot {lot.number} was replayed before it was charged")
         if self._begun is not lot:  # else it was counted when it began
-            self.clipping.count_lot()
+            count_lot(self.clipping)
         self._drop(lot, State.RELEASED)
 
     def take_back(self, microbatch: Microbatch) -> None:
         """Forget the release of a lot in a recording that failed: nothing of it was computed. It stays charged."""
         self._drop(microbatch.of, State.OPENED)
 
-    # ---- what sources of shapes may ask for (ModelGradients): no private data is involved -------------------------
+    # ---- what sources of shapes may ask for (`ModelGradients`): no private data is involved --------------------------
 
     def gradients_of(self, inputs: Any, loss: Callable[[Any], Tensor]) -> Gradients:
         """Per-example gradients of `loss(model(inputs))`, a sum over examples, at the current weights."""
@@ -323,28 +308,6 @@ class PrivateStep:
             count = len(leaves[0])
             forms = self.capture.take(count)
         return Gradients(forms, count, keep=torch.ones(count, dtype=torch.bool, device=device))
-
-
-class _Early:
-    """Bounds the gradients of one microbatch, a parameter at a time, in the order in which a backward pass brings them.
-
-    From the first layer on where an example is not finite, it adds nothing. Passes are kept apart: one whose gradients
-    were taken for another purpose leaves nothing behind.
-    """
-
-    def __init__(self, step: PrivateStep, microbatch: Microbatch, keep: Tensor) -> None:
-        self._step, self._microbatch, self._keep = step, microbatch, keep
-        self._finite: dict[int, Tensor] = {}
-
-    def __call__(self, name: str, form: PerExample) -> PerExample:
-        number = backward_pass()
-        keep = self._finite.get(number, self._keep)
-        scale = self._step.scale(self._microbatch)
-        with planned_for(self._microbatch.planned):  # here: a GPU's backward pass runs in a thread of its own
-            bounded = self._step.clipping.bound_early(name, form, scale, keep)
-        if bounded is not form:
-            self._finite[number] = bounded.finite()
-        return bounded
 
 
 def _call(module: nn.Module, inputs: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
-from scipy.special import ndtri
 
 from adadp.accounting.events import Event, Gaussian
 from adadp.errors import ConfigurationError
+from adadp.normal import normal_from
 
 Array = npt.NDArray[np.float64]
 
@@ -31,14 +31,7 @@ def standard_normal(shape: tuple[int, ...], random_state: int | None, purpose: s
     if random_state is not None:
         words = [int(random_state) & 0xFFFFFFFF, int(random_state) >> 32, *purpose.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words))).standard_normal(shape)
-    count = int(np.prod(shape))
-    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
-    # 53 random bits at the centres of their cells: uniform on (0, 1), never 0 or 1, where ndtri is infinite.
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    # Above 1/2 the centres of the cells round to coarser floats; reflecting keeps both tails equally fine.
-    upper = bits & np.uint64(1) == 1
-    magnitude = ndtri(np.minimum(uniform, 1.0 - uniform))
-    return np.asarray(np.where(upper, -magnitude, magnitude), dtype=np.float64).reshape(shape)
+    return normal_from(os.urandom, int(np.prod(shape))).reshape(shape)
 
 
 def release(

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError
+from adadp.mechanism.sums import BoundedSums
 
 
 class State(enum.Enum):
@@ -39,13 +40,13 @@ class Lot:
     state: State = State.OPENED
     charged: bool = False
     added: int = 0  # how many of its microbatches are in `sums`
-    sums: dict[str, Tensor] = field(default_factory=dict)  # bounded, not noised: private data
+    sums: BoundedSums = field(default_factory=BoundedSums)  # bounded, not noised: private data
     nonfinite: Tensor | None = None  # examples whose gradients were not finite; shown only with expose_raw
     settings: list[object] = field(default_factory=list)  # what must not change between its microbatches
 
     def drop(self, state: State) -> None:
         """Forget everything that was added up, and change to `state`."""
-        self.state, self.added, self.sums, self.nonfinite, self.settings = state, 0, {}, None, []
+        self.state, self.added, self.sums, self.nonfinite, self.settings = state, 0, BoundedSums(), None, []
 
 
 @dataclass(frozen=True, eq=False)

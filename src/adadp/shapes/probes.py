@@ -1,6 +1,6 @@
-"""Synthetic inputs for `Probe`: they look enough like data to show a model's gradient shape, and hold none of it.
+"""Synthetic inputs for `Probe`: similar enough to data to show the shape of a model's gradients.
 
-Each is a callable (count, generator) -> tensor on the CPU, made from public knowledge alone: the inputs' form, range.
+Each is a callable (count, generator) -> tensor on the CPU. They use public knowledge alone: the inputs' form and range.
 """
 
 from __future__ import annotations

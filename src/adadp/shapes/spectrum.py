@@ -1,6 +1,6 @@
-"""Second moments as eigenvalues and directions, and their powers: what factors are made of.
+"""Second moments as eigenvalues and eigenvectors, and their powers: the factors of a `Kronecker` shape.
 
-Those of many parameters are worked on together, for most are small.
+The moments of many parameters are decomposed together, since most are small.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from adadp.gradients.rounding import accumulation_dtype
 
 
 class Moments(NamedTuple):
-    """Second moments: a symmetric matrix [d, d], or its diagonal [d].
+    """Second moments: a symmetric matrix [d, d], its diagonal [d], or (`thin`) vectors [k, d] that sum up to it.
 
-    Or (`thin`) vectors [k, d], the sum of whose outer products it is.
+    With `thin` the matrix is the sum of the vectors' outer products.
     """
 
     values: Tensor
@@ -43,7 +43,7 @@ class Spectrum:
 
 
 def spectra(given: Sequence[Moments], damping: float, rank: int | None) -> list[Spectrum]:
-    """The spectra of many moments. Those of one size are worked on together: most are small, and there may be many."""
+    """Decompose many moments. Those of one size are batched."""
     tidied = [_tidied(moments, rank) for moments in given]
     made: dict[int, Spectrum] = {}
     for places in _alike([_kind(moments, rank) for moments in tidied]):
@@ -60,12 +60,12 @@ def _tidied(moments: Moments, rank: int | None) -> Moments:
 
 
 def _directions(size: int, rank: int | None) -> int:
-    """How many directions of a matrix are kept."""
+    """Number of eigenvectors of a matrix that are kept."""
     return size if rank is None or size <= 2 * rank else rank
 
 
 def _kind(moments: Moments, rank: int | None) -> tuple[Any, ...]:
-    """What moments that are worked on together have in common; first, how many numbers of each are stacked."""
+    """Key by which moments are batched. Its first entry is the number of values that each adds to a batch."""
     values, size = moments.values, moments.values.shape[-1]
     width = 1 if values.ndim == 1 else _directions(size, rank)
     return size * width, size, values.ndim, moments.thin, values.dtype, values.device
@@ -75,7 +75,7 @@ _STACKED = 2**24  # numbers, 64 MiB in float32
 
 
 def _alike(kinds: Sequence[tuple[Any, ...]]) -> Iterator[list[int]]:
-    """Places of the same kind, no more of them at a time than may be stacked."""
+    """Indices with equal keys, in batches of at most `_STACKED` values."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, kind in enumerate(kinds):
         groups.setdefault(kind, []).append(place)
@@ -85,7 +85,7 @@ def _alike(kinds: Sequence[tuple[Any, ...]]) -> Iterator[list[int]]:
 
 
 def _apart(stacked: Tensor) -> list[Tensor]:
-    """Each stacked tensor in memory of its own: a recording (`adadp.mechanism.replay`) copies numbers into each."""
+    """Copy each stacked tensor into its own memory: a recording (`adadp.mechanism.replay`) copies values into each."""
     return list(torch._foreach_mul(stacked.unbind(), 1))
 
 
@@ -119,14 +119,14 @@ def _spectra_alike(given: Sequence[Moments], damping: float, rank: int | None) -
 
 
 def _cleaned(moments: Tensor, most: float = 1e15) -> Tensor:
-    """Those of a model that diverged: eigh would raise on what is not finite, or overflows in a product of moments."""
+    """Clamp moments of a model that diverged: eigh raises where moments or their products are not finite."""
     if not moments.is_cuda and _all_below(moments, most):
         return moments
     return moments.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-most, most)
 
 
 def _all_below(moments: Tensor, limit: float) -> bool:
-    """Whether all are finite and at most `limit`: on a CPU reading is a third of the price of writing anew, twice."""
+    """Whether all are finite and at most `limit`. On a CPU this costs a third of what two copies cost."""
     if not moments.numel():
         return True
     low, high = moments.aminmax()
@@ -134,9 +134,10 @@ def _all_below(moments: Tensor, limit: float) -> bool:
 
 
 def _largest(given: Sequence[Moments], rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `rank` largest eigenvalues and their directions, by subspace iteration from where it last ended; the traces.
+    """Return the `rank` largest eigenvalues, their eigenvectors, and the traces.
 
-    Moments may be large: they are not stacked, and on a GPU, where that makes a copy, cleaned each time they are read.
+    Subspace iteration, starting from the last eigenvectors. Moments may be large, so they are not stacked; on a GPU,
+    where cleaning makes a copy, they are cleaned each time they are read.
     """
     like, thin = given[0].values, given[0].thin
     clean = partial(_cleaned, most=1e7 if thin else 1e15)
@@ -171,7 +172,7 @@ def _start(moments: Moments, rank: int) -> Tensor:
 
 
 def _orthonormal(columns: Tensor, before: Tensor) -> Tensor:
-    """Orthonormal columns for what `columns` [n, d, r] span: moments times `before`, which is orthonormal too."""
+    """Return an orthonormal basis of the span of `columns` [n, d, r]: moments times the orthonormal `before`."""
     if columns.is_cuda:
         return _by_cholesky(columns, before)  # torch.linalg.qr takes the n one after the other, each column by column
     found: Tensor = torch.linalg.qr(columns)[0]
@@ -179,7 +180,7 @@ def _orthonormal(columns: Tensor, before: Tensor) -> Tensor:
 
 
 def _by_cholesky(columns: Tensor, before: Tensor) -> Tensor:
-    """The same by the Cholesky factors of inner products, twice: a few operations for all n.
+    """The same by Cholesky factors of inner products, applied twice: a few operations for all n.
 
     Moments M of few directions make columns that depend on each other, so a little of B = `before` is added: unless M
     has negative eigenvalues, |(M B / |M B| + e B) x| >= x^T B^T (M B / |M B| + e B) x >= e for every unit vector x.
@@ -197,12 +198,12 @@ def _by_cholesky(columns: Tensor, before: Tensor) -> Tensor:
     return torch.where(wrong <= 2.0**-40, made, orthonormal).to(columns.dtype)
 
 
-#: A factor whose spread is still on its device.
+#: Makes a factor from its spread, which is still on the device.
 _Unread = Callable[[float], Factor]
 
 
 def powers(wanted: Sequence[tuple[Spectrum, float]]) -> list[Factor]:
-    """Spectra raised to exponents, together too. All spreads are read at once: reading waits for a GPU."""
+    """Raise spectra to exponents, in batches. All spreads are read at once, since reading waits for a GPU."""
     made: dict[int, Factor] = {}
     unread: list[tuple[int, _Unread]] = []
     exact: list[Tensor] = []
@@ -241,14 +242,14 @@ def _low_rank(group: Sequence[Spectrum], values: Tensor, exponent: float) -> tup
 
 
 def _kind_of_power(spectrum: Spectrum, exponent: float) -> tuple[Any, ...]:
-    """What powers that are made together have in common; first, how many numbers of each are stacked."""
+    """Key by which powers are batched. Its first entry is the number of values that each adds to a batch."""
     values, full = spectrum.values, spectrum.basis is not None and spectrum.rest is None
     size = len(values) ** 2 if full else len(values)
     return size, full, spectrum.rest is None, exponent, values.dtype, values.device
 
 
 def _kept(spread: float, on_gpu: bool) -> float:
-    """On a GPU the next power of two, a bound as well: mostly it is the same after a refresh, and recordings last."""
+    """On a GPU, round up to a power of two: still a bound, and mostly unchanged by a refresh, so recordings last."""
     return rounded_up(spread) if on_gpu else spread
 
 

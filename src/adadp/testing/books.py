@@ -16,12 +16,11 @@ from adadp.accounting.events import Event, Neighbours
 from adadp.accounting.guarantee import Guarantee, make_guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.reading import ReadableLedger
-from adadp.clipping import Release
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError, UntriedWarning
-from adadp.mechanism.observation import watched_by
+from adadp.mechanism.observation import Observer, Unnoised, watched_by
 from adadp.mechanism.optimizer import OBSERVED, BudgetWarning, PrivateOptimizer
-from adadp.mechanism.step import Unnoised
+from adadp.mechanism.sums import NoisedSums
 from adadp.sampling.loader import PrivateLoader
 from adadp.testing.held import items_of
 
@@ -154,7 +153,7 @@ def _together(runs: list[_Run], count: int, delta: float) -> tuple[float | None,
 
 
 @dataclass
-class _Run:
+class _Run(Observer):
     """A private run and what it released: an event for each lot."""
 
     optimizer: PrivateOptimizer
@@ -165,15 +164,9 @@ class _Run:
     def ledger(self) -> ReadableLedger:
         return self.optimizer._ledger
 
-    def noising(self, release: Unnoised) -> None:
-        """Sums are not looked at."""
-
-    def noised(self, release: Unnoised, noisy: Release) -> None:
+    def noised(self, release: Unnoised, noisy: NoisedSums) -> None:
         # All that a lot releases is charged as one event.
         self.events[release.lot] = release.event
-
-    def stepped(self, lot: int, gradient: Release) -> None:
-        """Nor are steps."""
 
 
 class _Watch:

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from adadp.normal import Numbers, box_muller, uniform_of
+
 Words = np.ndarray[Any, np.dtype[np.uint64]]
-Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 _SEEDED = torch.Tag.nondeterministic_seeded
@@ -54,15 +55,13 @@ def _words(seed: int, shape: Sequence[int], axis: int | None, identities: Sequen
 
 def uniform(seed: int, shape: Sequence[int], axis: int | None = None, identities: Sequence[int] = ()) -> Numbers:
     """Values in [0, 1) that follow from `seed`, the identities along `axis` and all other coordinates alone."""
-    words = _words(seed, shape, axis, identities) >> np.uint64(11)
-    return np.asarray(words.astype(np.float64) * 2.0**-53)
+    return uniform_of(_words(seed, shape, axis, identities))
 
 
 def normal(seed: int, shape: Sequence[int], axis: int | None = None, identities: Sequence[int] = ()) -> Numbers:
-    """Standard normal values, by Box and Muller."""
-    radius = np.sqrt(-2 * np.log1p(-uniform(seed, shape, axis, identities)))
-    angle = uniform(seed_of(seed, "angle"), shape, axis, identities)
-    return np.asarray(radius * np.cos(2 * np.pi * angle))
+    """Standard normal values, likewise."""
+    second = uniform(seed_of(seed, "angle"), shape, axis, identities)
+    return box_muller(uniform(seed, shape, axis, identities), second)[0]
 
 
 def seed_everything(*parts: object) -> None:

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from scipy import stats
 
-from adadp.clipping import Release
 from adadp.errors import ConfigurationError, NoGuaranteeError, PrivacyError, UntriedWarning
-from adadp.mechanism.observation import watched_by
+from adadp.mechanism.observation import Observer, Unnoised, watched_by
 from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
-from adadp.mechanism.step import Unnoised
+from adadp.mechanism.sums import NoisedSums
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
 from adadp.testing.world import LOTS, Enough
@@ -132,7 +131,7 @@ def _drawn(train: Train, dataset: Any, lots: int, name: str) -> list[_Drawn]:
     return watch.drawn
 
 
-class _NoiseWatch:
+class _NoiseWatch(Observer):
     """Notes the noise of every release. It changes nothing."""
 
     def __init__(self, lots: int, name: str) -> None:
@@ -143,19 +142,13 @@ class _NoiseWatch:
         _end_after(loader, lambda: len(self.drawn) >= self._lots)
         return self
 
-    def noising(self, release: Unnoised) -> None:
-        """The engine's own noise is what is looked at."""
-
-    def noised(self, release: Unnoised, noisy: Release) -> None:
+    def noised(self, release: Unnoised, noisy: NoisedSums) -> None:
         parts = []
         for name, value in noisy.items():
             spread = torch.as_tensor(release.stddev[name]).double().cpu()
             difference = (value.detach().double() - release.sums[name].detach().double()).cpu()
             parts.append((difference / spread).flatten())
         self.drawn.append(_Drawn(f"{self._name}, lot {release.lot}", torch.cat(parts).numpy()))
-
-    def stepped(self, lot: int, gradient: Release) -> None:
-        """Nothing to note."""
 
 
 def _tested(what: str, drawn: list[_Drawn]) -> Tested:
@@ -225,7 +218,7 @@ def _binomial(count: int, trials: int, chance: float) -> float:
     return float(stats.binomtest(count, trials, min(1.0, chance)).pvalue)
 
 
-class _LotWatch:
+class _LotWatch(Observer):
     """Notes which examples were handed out."""
 
     def __init__(self, lots: int) -> None:
@@ -241,15 +234,6 @@ class _LotWatch:
 
     def _note(self, microbatch: Microbatch) -> None:
         self.held.setdefault(microbatch.lot, set()).update(microbatch.indices)
-
-    def noising(self, release: Unnoised) -> None:
-        """Sums are not looked at."""
-
-    def noised(self, release: Unnoised, noisy: Release) -> None:
-        """Nor is noise."""
-
-    def stepped(self, lot: int, gradient: Release) -> None:
-        """Nor steps."""
 
 
 # ---- running --------------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader
 
 from adadp.accounting.events import Event, Neighbours, Uncovered
 from adadp.accounting.reading import ReadableLedger
-from adadp.clipping import Flat, Grouped, Release
+from adadp.clipping import Flat, Grouped
+from adadp.clipping.early import clamps_early
 from adadp.errors import NoGuaranteeError, UntriedWarning
-from adadp.mechanism.observation import watched_by
+from adadp.mechanism.observation import Observer, Unnoised, watched_by
 from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
-from adadp.mechanism.step import Unnoised
+from adadp.mechanism.sums import NoisedSums
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
 from adadp.testing.fingerprints import ALIKE, named, prints, unlike, unmatched
@@ -226,7 +227,7 @@ class World:
 
     # ---- what it releases -------------------------------------------------------------------------------------------
 
-    def noising(self, run: Run, release: Unnoised) -> Release:
+    def noising(self, run: Run, release: Unnoised) -> NoisedSums:
         """Note a release, or compare it with the first world's; what it returns is released."""
         self.seen += release.kind == "gradient"
         scale = run.scales.get(release.lot, 1.0)
@@ -251,7 +252,7 @@ class World:
                 run.typical = length / max(1, run.sizes.get(release.lot, 1)) if math.isfinite(length) else None
             given = {name: self._noised(release, name, value, stddev[name]) / scale for name, value in sums.items()}
             self.entries.append(replace(seen, given=given))
-        return {name: given[name].to(value) for name, value in release.sums.items()}
+        return NoisedSums({name: given[name].to(value) for name, value in release.sums.items()})
 
     def _noised(self, release: Unnoised, name: str, value: Tensor, stddev: Any) -> Tensor:
         drawn = normal(seed_of(self.key, "noise", release.kind, release.lot, name, len(self.entries)), value.shape)
@@ -372,21 +373,15 @@ class World:
         self.worst = replace(self.worst, value=value, lot=lot, parameter=parameter, kind=None, why=why)
 
 
-class _Observer:
+class _Observer(Observer):
     """Shows the world what one run releases."""
 
     def __init__(self, world: World, run: Run) -> None:
         self._world, self._run = world, run
 
-    def noising(self, release: Unnoised) -> Release | None:
+    def noising(self, release: Unnoised) -> NoisedSums:
         """Release what the world says."""
         return self._world.noising(self._run, release)
-
-    def noised(self, release: Unnoised, noisy: Release) -> None:
-        """Nothing more to note."""
-
-    def stepped(self, lot: int, gradient: Release) -> None:
-        """Nothing more to note."""
 
 
 def _note_lengths(run: Run) -> None:
@@ -396,7 +391,7 @@ def _note_lengths(run: Run) -> None:
 
     def noted(microbatch: Microbatch, keep: Tensor | None) -> Any:
         gradients = own(microbatch, keep)
-        if not step.clipping.early():  # else they were bounded on the way
+        if not clamps_early(step.clipping):  # else they were bounded on the way
             lengths = gradients.norms().detach().double()[gradients.keep].nan_to_num(math.inf, math.inf)
             before = run.lengths.get(microbatch.of.number, []) if microbatch.index else []
             run.lengths[microbatch.of.number] = before + lengths.cpu().tolist()

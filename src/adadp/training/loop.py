@@ -26,7 +26,7 @@ from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import BudgetWarning
 from adadp.sampling.loader import PrivateLoader
-from adadp.shapes.sources import InputMaker
+from adadp.shapes import InputMaker
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
 from adadp.training.lot_loop import ShuffledLots, each_lot

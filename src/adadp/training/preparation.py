@@ -15,8 +15,8 @@ from adadp import preprocessing
 from adadp.accounting.events import Gaussian
 from adadp.data import Dataset, Table
 from adadp.errors import ConfigurationError
+from adadp.shapes import InputMaker
 from adadp.shapes.probes import PinkNoise
-from adadp.shapes.sources import InputMaker
 
 if TYPE_CHECKING:
     from adadp.preprocessing import DPPCA, TablePreprocessor
