@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-import torch
-from hypothesis import HealthCheck, settings
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CPU = Path("/proc/cpuinfo")
+LIMIT = "ONEDNN_MAX_CPU_ISA"
+if LIMIT not in os.environ and CPU.exists() and "amx_tile" in CPU.read_text():
+    # Some virtual machines announce AMX and kill a process that uses it: torch itself cannot multiply there in
+    # bfloat16. This must be known before torch is loaded; workers and child processes inherit it.
+    multiply = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
+    works = subprocess.run([sys.executable, "-c", multiply], capture_output=True).returncode == 0
+    os.environ[LIMIT] = "DEFAULT" if works else "AVX512_CORE_BF16"
+
+import torch  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 # The models here are tiny: more threads only wait for each other.
 torch.set_num_threads(1)

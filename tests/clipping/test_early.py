@@ -21,7 +21,7 @@ from adadp.clipping import Clipping, Flat, Grouped, Local
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import collection
 from adadp.gradients.forms.clamped import Clamped
-from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.dense import Dense
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.step import Unnoised, _Early
 from adadp.sampling.loader import PrivateLoader

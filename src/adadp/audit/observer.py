@@ -18,7 +18,7 @@ from adadp.algorithms.search import SearchStep
 from adadp.audit.target import Started
 from adadp.clipping import Release
 from adadp.gradients import Gradients
-from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.dense import Dense
 from adadp.mechanism.step import Unnoised
 from adadp.shapes.sources import Raw
 

@@ -80,7 +80,7 @@ def largest_number(tensor: Tensor) -> float:
 
 def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
     """Zero the examples that are not kept, NaN and Inf included (0 * NaN would spread them over the sum)."""
-    keep = None if keep is None else only_if_some_are_not(keep)
+    keep = None if keep is None else keep_mask(keep)
     if keep is None:
         return tensor
     if tensor.is_cuda:
@@ -98,8 +98,8 @@ def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None) -> Tensor:
     return drop(tensor, keep) * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
 
 
-def only_if_some_are_not(keep: Tensor) -> Tensor | None:
-    """`keep != 0`, or None where all examples are kept and that can be known: reading back is free on a CPU only."""
+def keep_mask(keep: Tensor) -> Tensor | None:
+    """`keep != 0`, or None if all examples are kept; on a GPU always the mask, since reading it back would wait."""
     return None if not keep.is_cuda and bool(keep.all()) else keep.bool()
 
 

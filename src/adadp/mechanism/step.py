@@ -18,7 +18,7 @@ from adadp.clipping import Clipping, Release
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
 from adadp.gradients.capture.tap import backward_pass
-from adadp.gradients.forms.per_example import PerExample, planned_for
+from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.rounding import exact_arithmetic, refuse_unbounded_precision
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, Microbatch, State
@@ -95,7 +95,7 @@ class PrivateStep:
         self.rows = None
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
-        self.capture.work_on(microbatch, microbatch.count)
+        self.capture.work_on(microbatch, microbatch.count, microbatch.planned)
 
     def forget(self) -> None:
         """Drop what backward passes brought for this microbatch."""
@@ -185,8 +185,7 @@ class PrivateStep:
                 "the clipping was changed within a lot: what was bounded before would get the noise of what it is now. "
                 "Change it between lots, where loader.current.last is True."
             )
-        with planned_for(microbatch.planned):
-            return self.clipping.bound(self._gradients(microbatch, keep))
+        return self.clipping.bound(self._gradients(microbatch, keep))
 
     def begin(self, microbatch: Microbatch) -> None:
         """Get ready for a lot whose work will be replayed: shapes that are due are refreshed."""
@@ -340,8 +339,7 @@ class _Early:
         number = backward_pass()
         keep = self._finite.get(number, self._keep)
         scale = self._step.scale(self._microbatch)
-        with planned_for(self._microbatch.planned):  # here: a GPU's backward pass runs in a thread of its own
-            bounded = self._step.clipping.bound_early(name, form, scale, keep)
+        bounded = self._step.clipping.bound_early(name, form, scale, keep)
         if bounded is not form:
             self._finite[number] = bounded.finite()
         return bounded

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.forms.factors import IDENTITY, Factor
-from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.forms.per_example import Detail, PerExample, Side
 from adadp.shapes.spectrum import Moments, Spectrum, powers, spectra
 
 Statistics = dict[str, Tensor]
@@ -187,32 +187,27 @@ class Kronecker(Shape):
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
         if len(form.shape) < 2:
             return {"rows": form.square_sum(keep).reshape(-1)}
-        rows, columns = form.shape[0], math.prod(form.shape[1:])
-        if self._full(rows) and self._full(columns):
-            return dict(zip(("rows", "columns"), form.both_moments(keep), strict=True))
+        return form.moments(keep, self._details(form))
+
+    def _details(self, form: PerExample) -> dict[Side, Detail]:
+        """How much of each side's moments is learnt."""
+        rows, columns = form.matrix
         return {
-            "rows": form.row_moments(keep) if self._full(rows) else form.row_energy(keep),
-            "columns": form.column_moments(keep) if self._full(columns) else form.column_energy(keep),
+            "rows": "full" if self._full(rows) else "diagonal",
+            "columns": "full" if self._full(columns) else "diagonal",
         }
 
     def thin_statistics(self, form: PerExample, keep: Tensor) -> Statistics:
         if len(form.shape) < 2:
             return self.statistics(form, keep)
-        rows, columns = form.shape[0], math.prod(form.shape[1:])
-        row_vectors = form.row_vectors(keep) if self._low_rank(rows) else None
-        column_vectors = form.column_vectors(keep) if self._low_rank(columns) else None
-        if row_vectors is None and column_vectors is None:
-            return self.statistics(form, keep)
         found: Statistics = {}
-        if row_vectors is not None:
-            found["rows" + THIN] = row_vectors
-        else:
-            found["rows"] = form.row_moments(keep) if self._full(rows) else form.row_energy(keep)
-        if column_vectors is not None:
-            found["columns" + THIN] = column_vectors
-        else:
-            found["columns"] = form.column_moments(keep) if self._full(columns) else form.column_energy(keep)
-        return found
+        details = self._details(form)
+        for side, size in zip(list(details), form.matrix, strict=True):
+            vectors = form.vectors(keep, side) if self._low_rank(size) else None
+            if vectors is not None:
+                found[side + THIN] = vectors
+                del details[side]
+        return {**found, **form.moments(keep, details)}
 
     def _low_rank(self, size: int) -> bool:
         return bool(self.rank) and self._full(size) and size > 2 * (self.rank or 0)

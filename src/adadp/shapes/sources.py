@@ -174,7 +174,7 @@ class _Synthetic(Source):
             gradients = model.gradients_of(inputs, loss)
             count += gradients.count
             finite = gradients.finite()
-            gradients.bring_squares()
+            gradients.cache_square_sums()
             for name, form in gradients.forms.items():
                 if name in parameters:
                     # Vectors cannot be averaged over time: there would be more and more of them.

@@ -26,8 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.capture.slot import Slot
-from adadp.gradients.capture.tap import Call, Record, Tap, backward_pass
-from adadp.gradients.forms.per_example import PerExample, merged
+from adadp.gradients.capture.tap import Record, Tap, TappedCall, backward_pass
+from adadp.gradients.forms.dense import merged
+from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.layers.fallback import ThroughFunc
 from adadp.gradients.layers.layer import Layer, known_layer
 from adadp.gradients.rounding import exact_arithmetic
@@ -62,6 +63,7 @@ class Capture:
         self.chunk = chunk
         self.tag: object = None  # which microbatch is being worked on, and how many examples it has
         self.count: int | None = None
+        self._planned: int | None = None
         self.on_first_call: FirstCall | None = None
         self.before_pass: Callable[[], None] | None = None  # called before the model runs on a microbatch
         self.after_call: Callable[[Any], None] | None = None  # called with what an outermost module returned
@@ -88,7 +90,7 @@ class Capture:
         self._refusals: list[str] = []  # of calls that a backward pass came through
         self._anchors: list[Tensor] = []  # of the passes of this microbatch
         self._observed: Observed | None = None
-        self._apart = False  # inside `aside`
+        self._aside = False  # inside `aside`
         self._asleep = threading.local()  # a thread's own: others may run the model meanwhile
         self._sleepers = 0  # threads that differentiate modules: torch.func puts tensors of its own in their places
         self._handles: list[Any] = []
@@ -164,9 +166,12 @@ class Capture:
         """Whether output gradients came in half precision since the last `take`."""
         return any(record.halved for record in self._records)
 
-    def work_on(self, tag: object, count: int) -> None:
-        """What runs from now on works on the microbatch `tag` of `count` examples."""
-        self.tag, self.count = tag, count
+    def work_on(self, tag: object, count: int, planned: int | None = None) -> None:
+        """What runs from now on works on the microbatch `tag` of `count` examples.
+
+        `planned` is the public number of examples that forms choose their arithmetic for (see `PerExample`).
+        """
+        self.tag, self.count, self._planned = tag, count, planned
         self._uses, self.bound_early = Counter(), None
         self._anchors = []
 
@@ -211,7 +216,7 @@ class Capture:
                 for slot in self._slots_of[id(module)].values():
                     slot.guard()
                 output = None if output is None else layer.after(self, module, args, kwargs, output)
-            if self.after_call is not None and self.count is not None and not any(self._running) and not self._apart:
+            if self.after_call is not None and self.count is not None and not any(self._running) and not self._aside:
                 self.after_call(output)
             return None if layer is None else output
         finally:
@@ -235,7 +240,7 @@ class Capture:
         staged: list[Record] = []
         self._staged = staged
         self._anchor = torch.zeros((), requires_grad=True)
-        if self.count is not None or self._observed is not None or self._apart:
+        if self.count is not None or self._observed is not None or self._aside:
             self._anchors.append(self._anchor)
         records, refusals = self._records, self._refusals
         refusal, self.refusal = self.refusal, None
@@ -271,7 +276,7 @@ class Capture:
         if self._observed is not None and saved:
             self._observed.inputs.append((self.module_name(module), saved[0].detach(), outputs[0].detach()))
         recomputed = backward_pass() != -1
-        call = Call(self, layer, module, names, context, self.tag, self._staged, recomputed)
+        call = TappedCall(self, layer, module, names, context, self.tag, self._planned, self._staged, recomputed)
         if self._observed is None and not recomputed:
             self._uses.update(names.values())
         kept = [tensor.detach() for tensor in saved]
@@ -298,7 +303,7 @@ class Capture:
 
     # ---- while the backward pass runs --------------------------------------------------------------------------
 
-    def complete(self, call: Call) -> bool:
+    def complete(self, call: TappedCall) -> bool:
         """Whether nothing else will come to the parameters of a call, so that they can be bounded at once.
 
         If something does come, with a second backward pass, it is refused (`Clamped.joined`).
@@ -348,14 +353,14 @@ class Capture:
     def aside(self) -> Iterator[None]:
         """Collect into a place of its own: gradients taken inside do not mix with those already recorded."""
         outer = self._records, self.tag, self.count, self._uses, self.bound_early
-        kept = self._anchors, self._refusals, self.refusal, self._apart
+        kept = self._anchors, self._refusals, self.refusal, self._aside, self._planned
         self._records, self.tag, self.count, self._uses, self.bound_early = [], object(), None, Counter(), None
-        self._anchors, self._refusals, self.refusal, self._apart = [], [], None, True
+        self._anchors, self._refusals, self.refusal, self._aside, self._planned = [], [], None, True, None
         try:
             yield
         finally:
             self._records, self.tag, self.count, self._uses, self.bound_early = outer
-            self._anchors, self._refusals, self.refusal, self._apart = kept
+            self._anchors, self._refusals, self.refusal, self._aside, self._planned = kept
 
     def differentiate(self, total: Tensor, *also: Tensor, retain_graph: bool = False) -> None:
         """A backward pass from `total` that the layers see and that no parameter gets a gradient from.
@@ -408,7 +413,7 @@ class Capture:
                 parts.setdefault(call.names[own], []).append(form)
         return {name: merged(forms) for name, forms in parts.items()}
 
-    def _refuse_count(self, call: Call, form: PerExample, count: int) -> None:
+    def _refuse_count(self, call: TappedCall, form: PerExample, count: int) -> None:
         if form.count != count:
             raise UnsupportedModuleError(
                 f"{self.module_name(call.module)}: its input holds {form.count} examples where the microbatch has "
@@ -428,7 +433,7 @@ class Capture:
                     "in through_func=[...] ('' for the whole model)."
                 )
 
-    def _refuse_misplaced(self, call: Call) -> None:
+    def _refuse_misplaced(self, call: TappedCall) -> None:
         if call.recomputed:
             raise TrainingLoopError(
                 f"{self.module_name(call.module)} ran again inside the backward pass: reentrant checkpointing "

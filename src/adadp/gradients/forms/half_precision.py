@@ -13,10 +13,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adadp.gradients.forms.factors import Factor
-from adadp.gradients.forms.per_example import PerExample, Scaled, between, stored_or_recomputed
+from adadp.gradients.forms.dense import Unstored
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.forms.scaled import Scaled
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import MOST_ENTRIES, Halves, Sums, halves_dense
+from adadp.gradients.kernels.reference import MOST_ENTRIES, Float16Factor, Sums, halves_dense
 from adadp.gradients.rounding import matmul_precision
 
 FEWEST_TOKENS = 16  # of which matrix units multiply whole blocks
@@ -31,18 +32,23 @@ def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:
     return small and matmul_precision() != "highest"
 
 
-class HalvedProducts(PerExample):
+class HalvedProducts(Unstored):
     """g_n = sum_t b_nt a_nt^T for b `outputs` [n, T, rows] and a `inputs` [n, T, columns], both cut to float16.
 
     Whatever is asked of it is of these cut gradients. `lengths` are upper bounds on the norms of each example's two
     factors, each [n].
     """
 
-    def __init__(self, outputs: Tensor, inputs: Tensor, lengths: tuple[Tensor, Tensor], shape: Sequence[int]) -> None:
-        self.count, self.shape = len(outputs), torch.Size(shape)
+    def __init__(
+        self, outputs: Tensor, inputs: Tensor, lengths: tuple[Tensor, Tensor], shape: Sequence[int], planned: int
+    ) -> None:
+        super().__init__(len(outputs), shape, planned)
         self._like = outputs.new_empty(0)
         cut = kernel("halves", outputs)
-        self._factors: tuple[Halves, Halves] = cut(outputs, lengths[0]), cut(inputs, lengths[1])
+        self._factors: tuple[Float16Factor, Float16Factor] = (
+            cut(outputs, lengths[0], planned),
+            cut(inputs, lengths[1], planned),
+        )
         # Matrix units cut what they add to about the last bit of the largest, sixteen terms at a time; once where norms
         # are taken and once where sums are. All partial sums are bounded by |a| |b|.
         self._rounding = (16 + 5 * outputs.shape[1]) * 2.0**-24
@@ -69,11 +75,6 @@ class HalvedProducts(PerExample):
     def scaled(self, scale: Tensor) -> PerExample:
         factor = scale.to(self._like.dtype)
         return Scaled(self, factor, lambda: self._bounds(factor.reshape(self.matrix)), self.weighted_sum)
-
-    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        return stored_or_recomputed(
-            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
-        )
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         limit = bound.reshape(self.matrix).to(self._like.dtype)

@@ -35,7 +35,12 @@ def outer_blocks(rows: int, columns: int) -> OuterBlocks:
 
 
 def outer_clamped(
-    outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, blocks: OuterBlocks | None = None
+    outputs: Tensor,
+    inputs: Tensor,
+    bound: Tensor,
+    moments: bool = False,
+    blocks: OuterBlocks | None = None,
+    planned: int | None = None,
 ) -> Sums:
     """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]; products in float32."""
     (examples, rows), columns = outputs.shape, inputs.shape[1]
@@ -46,7 +51,7 @@ def outer_clamped(
     # A net on vectors keeps little else than these: parts of the sums, and of squares, may take half as much.
     splits, each = programs_per_tile(
         tiles, examples, blocks.warps, 8, UNROLLED, outputs.device,
-        kept=rows + columns, part=2 * (1 + moments) * rows * columns,
+        planned=planned, kept=rows + columns, part=2 * (1 + moments) * rows * columns,
     )  # fmt: skip
     sums = outputs.new_empty(splits, rows, columns)
     squares = torch.empty_like(sums) if moments else sums

@@ -87,12 +87,19 @@ def product_blocks(rows: int, columns: int, precision: str) -> Blocks:
     return Blocks(height, width, 16 if precision == "ieee" else 32, 4, 3)
 
 
-def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, blocks: Blocks | None = None) -> Sums:
+def clamped(
+    operands: Operands,
+    bound: Tensor,
+    moments: bool,
+    precision: str,
+    blocks: Blocks | None = None,
+    planned: int | None = None,
+) -> Sums:
     """`sum_n clamp(g_n, +-bound)` and, with `moments`, `sum_n g_n^2`, each of `bound`'s shape."""
     if operands.empty:
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
     blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
-    splits, each = _splits(operands, blocks, part=(1 + moments) * bound.numel())
+    splits, each = _splits(operands, blocks, planned, part=(1 + moments) * bound.numel())
     sums = torch.empty(splits, *bound.shape, dtype=bound.dtype, device=bound.device)
     squares = torch.empty_like(sums) if moments else sums
     _launch(operands, blocks, precision, splits, each, bound.contiguous(), sums, squares, sums,
@@ -100,7 +107,9 @@ def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, bl
     return whole(sums), whole(squares) if moments else None
 
 
-def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Blocks | None = None) -> Tensor:
+def norms(
+    operands: Operands, scale: Tensor | None, precision: str, blocks: Blocks | None = None, planned: int | None = None
+) -> Tensor:
     """|g_n * scale|^2 for each example; [n], float64.
 
     Entries are rounded as the products are, and once more by `scale`; their squares are added in float64, where none of
@@ -110,7 +119,7 @@ def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Bloc
     if operands.empty:
         return torch.zeros(operands.examples, dtype=torch.float64, device=outputs.device)
     blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
-    splits, each = _splits(operands, blocks)
+    splits, each = _splits(operands, blocks, planned)
     found = torch.empty(operands.examples, _tiles(operands, blocks), dtype=torch.float64, device=outputs.device)
     factor = outputs if scale is None else scale.contiguous()
     _launch(operands, blocks, precision, splits, each, factor, outputs, outputs, found,
@@ -123,10 +132,12 @@ def _tiles(operands: Operands, blocks: Blocks) -> int:
     return int(operands.groups * down * across)
 
 
-def _splits(operands: Operands, blocks: Blocks, part: int = 0) -> tuple[int, int]:
+def _splits(operands: Operands, blocks: Blocks, planned: int | None, part: int = 0) -> tuple[int, int]:
     tiles, outputs, inputs = _tiles(operands, blocks), operands.outputs, operands.inputs
     kept = math.prod(outputs.shape[1:]) + math.prod(inputs.shape[1:])
-    return programs_per_tile(tiles, operands.examples, blocks.warps, 1, 1, outputs.device, kept=kept, part=part)
+    return programs_per_tile(
+        tiles, operands.examples, blocks.warps, 1, 1, outputs.device, planned=planned, kept=kept, part=part
+    )
 
 
 def _launch(
