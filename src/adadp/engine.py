@@ -36,7 +36,7 @@ from adadp.checks.weights import take, taken, trained_before
 from adadp.clipping import Clipping, by_name
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
-from adadp.gradients.capture.capture import copied_from
+from adadp.gradients.capture.hooks import copied_from
 from adadp.mechanism import observation
 from adadp.mechanism.optimizer import Penalty, PrivateOptimizer
 from adadp.mechanism.step import PrivateStep
