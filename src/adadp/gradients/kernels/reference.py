@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 64 * 2**20
 MOST_ENTRIES = 2**31 - 2**16  # of one example, which kernels count in 32 bits
-# Terms of a product that cancel leave what rounding makes of them, and an example with little else has a large weight:
-# the last digits of its terms would be as large as all that one example may add, and change with who is summed beside
-# it. So none counts for less than this part of what its terms would add up to at most. Hardly any does by itself.
+# When tokens cancel, the computed gradient sum_t b_t a_t^T is mostly rounding error, which clipping would scale up to
+# the full bound, and which changes with the examples that are summed beside it. So no norm is taken below this part of
+# sum_t |a_t| |b_t|. Few gradients that do not cancel are that small.
 CANCELLED = 2.0**-8
 MOST_WEIGHTED = 1e32  # the norm of a factor that can still be weighted without overflowing
 
+
+#: The public number of examples that a sum is planned for; their number if None. See `forms.per_example.PerExample`.
+Plan = int | None
 
 #: `sum_n clamp(g_n, +-bound)`, and `sum_n g_n^2` where that was asked for.
 Sums = tuple[Tensor, Tensor | None]
@@ -38,12 +41,10 @@ class Float16Factor(NamedTuple):
     unit: Tensor  # [n], float32: powers of two; zero for an example that was not finite
     norms: Tensor  # [n], float64: of the tensor itself, upper bounds
     size: int
-    planned: int | None = None  # number of examples that sums are planned for; all of them if None
+    planned: Plan = None
 
 
-def outer_clamped(
-    outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, planned: int | None = None
-) -> Sums:
+def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, planned: Plan = None) -> Sums:
     """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]."""
     return _clamped(lambda part: outputs[part, :, None] * inputs[part, None, :], len(outputs), bound, moments)
 
@@ -72,7 +73,7 @@ def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None)
     return _norms(lambda part: outputs[part].mT @ inputs[part], len(outputs), outputs.shape[2] * inputs.shape[2], scale)
 
 
-def halves(tensor: Tensor, norms: Tensor, planned: int | None = None) -> Float16Factor:
+def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor:
     """`tensor` [n, T, d] in float16, scaled by example so that the norm [n], at least each entry, is below 2^15.
 
     An example whose norm is not finite is zero.
@@ -91,7 +92,7 @@ def halves_bounds(
     """Upper bounds on |g_n * scale|^2 for each example, `scale` of [rows, columns]; [n], float64.
 
     Sums may be off by `rounding` times the product of both factors' norms. Where one of these is too large to be
-    weighted, the bound is infinite (see `arithmetic.bounded_factors`).
+    weighted, the bound is infinite (see `rounding.bounded_factors`).
     """
     largest = torch.ones_like(outputs.norms[:1]) if scale is None else scale.abs().amax().double()
     if scale is not None:  # squares of scaled entries then do not overflow either
@@ -175,19 +176,14 @@ def kept(tensor: Tensor, weights: Tensor) -> Tensor:
 
 
 def convolution_clamped(
-    outputs: Tensor,
-    inputs: Tensor,
-    geometry: Geometry,
-    bound: Tensor,
-    moments: bool = False,
-    planned: int | None = None,
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False, planned: Plan = None
 ) -> Sums:
     """Sums over the gradients g_n of a convolution's weight; bound has the weight's shape."""
     return _clamped(lambda part: geometry.per_example(inputs[part], outputs[part]), len(outputs), bound, moments)
 
 
 def convolution_norms(
-    outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None, planned: int | None = None
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None, planned: Plan = None
 ) -> Tensor:
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
     size = math.prod(geometry.weight)

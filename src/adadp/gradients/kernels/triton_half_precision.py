@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Float16Factor, Sums
+from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Float16Factor, Plan, Sums
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 TOKENS = 32  # every example has a multiple of these, the others being zero
@@ -48,7 +48,7 @@ def padded(length: int) -> int:
     return int(triton.cdiv(length, side(length)) * side(length))
 
 
-def halves(tensor: Tensor, norms: Tensor, planned: int | None = None) -> Float16Factor:
+def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor:
     """`tensor` [n, T, d] in float16, scaled by example so that the norm [n], at least each entry, is below 2^15.
 
     An example whose norm is not finite is zero.

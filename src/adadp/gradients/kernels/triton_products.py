@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import Plan, Sums
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 if TYPE_CHECKING:
@@ -51,13 +51,14 @@ class Operands(NamedTuple):
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    planned: Plan
 
     @property
     def empty(self) -> bool:
         return 0 in (self.examples, self.rows, self.columns, self.places)
 
 
-def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry) -> Operands:
+def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry, planned: Plan = None) -> Operands:
     """Of one- and two-dimensional convolutions: outputs [n, out, *size], inputs [n, in, *size]."""
     outputs, inputs = outputs.contiguous(), inputs.contiguous()
     way = [geometry.kernel, geometry.stride, geometry.padding, geometry.dilation]
@@ -69,7 +70,7 @@ def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry) ->
     return Operands(
         outputs, inputs,
         examples, geometry.groups, rows // geometry.groups, inputs.shape[1] // geometry.groups * kernel[0] * kernel[1],
-        lines * line, line, (inputs.shape[2], inputs.shape[3]), kernel, stride, padding, dilation,
+        lines * line, line, (inputs.shape[2], inputs.shape[3]), kernel, stride, padding, dilation, planned,
     )  # fmt: skip
 
 
@@ -87,19 +88,12 @@ def product_blocks(rows: int, columns: int, precision: str) -> Blocks:
     return Blocks(height, width, 16 if precision == "ieee" else 32, 4, 3)
 
 
-def clamped(
-    operands: Operands,
-    bound: Tensor,
-    moments: bool,
-    precision: str,
-    blocks: Blocks | None = None,
-    planned: int | None = None,
-) -> Sums:
+def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, blocks: Blocks | None = None) -> Sums:
     """`sum_n clamp(g_n, +-bound)` and, with `moments`, `sum_n g_n^2`, each of `bound`'s shape."""
     if operands.empty:
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
     blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
-    splits, each = _splits(operands, blocks, planned, part=(1 + moments) * bound.numel())
+    splits, each = _splits(operands, blocks, part=(1 + moments) * bound.numel())
     sums = torch.empty(splits, *bound.shape, dtype=bound.dtype, device=bound.device)
     squares = torch.empty_like(sums) if moments else sums
     _launch(operands, blocks, precision, splits, each, bound.contiguous(), sums, squares, sums,
@@ -107,9 +101,7 @@ def clamped(
     return whole(sums), whole(squares) if moments else None
 
 
-def norms(
-    operands: Operands, scale: Tensor | None, precision: str, blocks: Blocks | None = None, planned: int | None = None
-) -> Tensor:
+def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Blocks | None = None) -> Tensor:
     """|g_n * scale|^2 for each example; [n], float64.
 
     Entries are rounded as the products are, and once more by `scale`; their squares are added in float64, where none of
@@ -119,7 +111,7 @@ def norms(
     if operands.empty:
         return torch.zeros(operands.examples, dtype=torch.float64, device=outputs.device)
     blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
-    splits, each = _splits(operands, blocks, planned)
+    splits, each = _splits(operands, blocks)
     found = torch.empty(operands.examples, _tiles(operands, blocks), dtype=torch.float64, device=outputs.device)
     factor = outputs if scale is None else scale.contiguous()
     _launch(operands, blocks, precision, splits, each, factor, outputs, outputs, found,
@@ -132,11 +124,11 @@ def _tiles(operands: Operands, blocks: Blocks) -> int:
     return int(operands.groups * down * across)
 
 
-def _splits(operands: Operands, blocks: Blocks, planned: int | None, part: int = 0) -> tuple[int, int]:
+def _splits(operands: Operands, blocks: Blocks, part: int = 0) -> tuple[int, int]:
     tiles, outputs, inputs = _tiles(operands, blocks), operands.outputs, operands.inputs
     kept = math.prod(outputs.shape[1:]) + math.prod(inputs.shape[1:])
     return programs_per_tile(
-        tiles, operands.examples, blocks.warps, 1, 1, outputs.device, planned=planned, kept=kept, part=part
+        tiles, operands.examples, blocks.warps, 1, 1, outputs.device, planned=operands.planned, kept=kept, part=part
     )
 
 

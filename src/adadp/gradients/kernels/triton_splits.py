@@ -8,13 +8,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from adadp.gradients.kernels.reference import Plan
+
 REGISTERS_FOR = 8  # warps that can have all the registers they may ask for, on one multiprocessor
 ROUNDS = 32  # of programs, at most: in more, how full the last one is hardly counts
 
 
 def programs_per_tile(
     tiles: int, examples: int, warps: int, overhead: int, multiple: int, device: torch.device,
-    *, planned: int | None = None, kept: int = 1, part: int = 0,
+    *, planned: Plan = None, kept: int = 1, part: int = 0,
 ) -> tuple[int, int]:  # fmt: skip
     """How many programs share the examples of each tile, and how many of them each takes, in multiples of `multiple`.
 
