@@ -1,7 +1,7 @@
 """The per-example gradients of one microbatch, for all parameters at once.
 
-This is the last place where examples are apart. It applies the two things that concern an example as a whole: the
-factor between the loss's gradient and the example's own (n for a mean over n), and which examples count at all.
+This is the last place where examples are separate. It applies what concerns an example as a whole: the factor from
+d(loss)/dw to one example's gradient (the batch size for a mean loss, 1 for a sum), and which examples count at all.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SMALL = 2**14
 
 
 def is_small(form: PerExample) -> bool:
-    """Whether gradients are so small that a GPU waits for the host: all such are worked on side by side."""
+    """Whether gradients are so small that a GPU waits for the host. All such parameters are computed on as one."""
     kind = type(form) is Dense and form.gradients.is_cuda and form.gradients.dtype == torch.float32
     return kind and form.shape.numel() <= SMALL and form.norm_floor is None
 
 
 class _SideBySide:
-    """Stored gradients of several parameters as those of one."""
+    """Stored gradients of several parameters, concatenated into one."""
 
     def __init__(self, forms: Mapping[str, Dense]) -> None:
         self._shapes = {name: form.shape for name, form in forms.items()}
@@ -47,10 +47,13 @@ class _SideBySide:
 
 
 class Gradients:
-    """Per-example gradients by parameter name.
+    """Per-example gradients by parameter name. Private data: nothing here has been clipped or noised.
 
-    `scale` times what a form holds is an example's gradient. `keep` is False for placeholders that stand in for an
-    empty lot.
+    Args:
+        forms: one form for each parameter.
+        count: number of examples n.
+        scale: factor from what a form holds to an example's gradient.
+        keep: [n] of bool; False for a row that is no example (an empty lot comes as one such row).
     """
 
     def __init__(self, forms: Mapping[str, PerExample], count: int, *, scale: float = 1.0, keep: Tensor) -> None:
@@ -78,7 +81,7 @@ class Gradients:
 
     @cached_property
     def _others(self) -> dict[str, PerExample]:
-        """The forms that are worked on one by one."""
+        """The forms that are computed on one by one."""
         return self.forms if self._small is None else {n: f for n, f in self.forms.items() if not is_small(f)}
 
     def norms(self) -> Tensor:

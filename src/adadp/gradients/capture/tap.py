@@ -1,4 +1,4 @@
-"""One call of a layer: what it was given, kept until its output gradients come back, and what is made of both."""
+"""The tap on a layer's output: it keeps the layer's inputs until the gradients of its outputs arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TappedCall:
-    """One call of one layer, as its tap remembers it."""
+    """One call of one layer, before a backward pass came through it."""
 
     capture: Capture
     layer: Layer
@@ -34,7 +34,7 @@ class TappedCall:
 
 
 class Record:
-    """A call that a backward pass came through: what came, or what was made of it at once."""
+    """A call that a backward pass came through, with the gradients of its outputs, or with forms made from them."""
 
     def __init__(self, call: TappedCall, saved: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
         self.call = call

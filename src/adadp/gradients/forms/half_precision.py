@@ -1,8 +1,8 @@
 """Products of long sequences on a GPU, in half precision: twice as fast as TF32, and no less exact.
 
-A TF32 product cuts each factor to eleven bits. So does float16, whose range is too small for gradients, but large
-enough once each example has been scaled by a power of two of its own. What is cut is cut once: the norm is taken of the
-same numbers that are then summed, so only the additions' rounding stands between the two.
+A TF32 product truncates each factor to eleven bits. So does float16, whose range is too small for gradients, but large
+enough once each example has been scaled by a power of two of its own. The factors are truncated once, and the norm is
+taken of the same numbers that are then summed: the two differ by the rounding of additions alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ FEWEST_TOKENS = 16  # of which matrix units multiply whole blocks
 
 
 def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:
-    """Whether the user lets products of these factors, [n, T, rows] and [n, T, columns], be cut to eleven bits."""
+    """Whether products of these factors, [n, T, rows] and [n, T, columns], may be truncated to eleven bits.
+
+    That is the user's choice (`torch.set_float32_matmul_precision`).
+    """
     tokens, rows, columns = outputs.shape[1], outputs.shape[2], inputs.shape[2]
     if not outputs.is_cuda or outputs.dtype != torch.float32 or tokens < FEWEST_TOKENS:
         return False
@@ -33,10 +36,13 @@ def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:
 
 
 class HalvedProducts(Unstored):
-    """g_n = sum_t b_nt a_nt^T for b `outputs` [n, T, rows] and a `inputs` [n, T, columns], both cut to float16.
+    """g_n = sum_t b_nt a_nt^T for factors that were truncated to float16; every result is of these products.
 
-    Whatever is asked of it is of these cut gradients. `lengths` are upper bounds on the norms of each example's two
-    factors, each [n].
+    Args:
+        outputs: b, [n, T, rows].
+        inputs: a, [n, T, columns].
+        lengths: upper bounds on the norms of each example's two factors, each [n].
+        shape, planned: see `PerExample`.
     """
 
     def __init__(

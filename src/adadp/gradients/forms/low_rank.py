@@ -1,7 +1,7 @@
-"""Gradients h R, or L h, of factors that treat all directions alike but for a few: only what lies along those is made.
+"""Gradients h R, or L h, for a low-rank factor R = rest I + U D U^T with D = diag(top - rest).
 
-h R = rest h + (h U) diag(top - rest) U^T. The first part is measured and summed as h is, which may be sparse, or in
-fewer bits. The second is small, made for each example in all bits, and summed as it was measured.
+h R = rest h + (h U) D U^T. The first part is measured and summed as h is, which may be sparse or of lower precision. Of
+the second, only h U is computed: it is small, in full precision, and summed as it was measured.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ from adadp.gradients.rounding import exact_arithmetic
 
 
 class TimesLowRank(Unstored):
-    """`form`'s gradients times `factor`, on their right or on their left.
+    """`form`'s gradients h times a low-rank factor, on their right or on their left.
 
-    `make` gives h U for each example, [n, rows, k] (U^T h on the left, [n, k, columns]), and bounds [n] on how far that
-    is from what it is of the gradients that `form` adds to a sum.
+    Args:
+        form: h.
+        factor: R, with k directions U.
+        make: returns h U for each example, [n, rows, k] (U^T h on the left, [n, k, columns]), and bounds [n] on its
+            distance from the same product of the gradients that `form` adds to a sum.
+        on_left: multiply on the left.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Gradients that are products: of the tokens that a layer was given and the gradients that came back for them.
+"""Gradients that are products of a layer's inputs and the gradients of its outputs, summed over tokens.
 
-No example's gradient is made where its norm can be had from its two factors. Which way is taken is chosen from shapes
-alone.
+The two factors are kept, and an example's gradient is not computed where its norm follows from them. How norms and sums
+are computed is chosen from shapes and the planned number of examples alone.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from adadp.gradients.rounding import (
 
 @dataclass(frozen=True)
 class Costs:
-    """What the ways to norm and sum cost a device beside the product itself, whose one multiplication counts 1."""
+    """Costs of the ways to compute norms and sums, in units of one multiplication of the product itself."""
 
     gram: float  # a multiplication in a Gram matrix, which is taken in float64
     short_gram: float  # the same in float32, where that is enough
-    again: float  # a coordinate of a product that is made for its norm alone
+    again: float  # a coordinate of a product that is computed for its norm alone
     stored: float  # a coordinate that is stored, measured and summed
     most_stored: float  # coordinates stored for each value of the factors
 
@@ -102,7 +102,11 @@ class Products(PerExample):
 
     @cached_property
     def _way(self) -> str:
-        """The cheapest way to norm and weighted sum; `stored` only where it fits."""
+        """The cheapest way to compute norms and a weighted sum.
+
+        vectors: T = 1, |g| = |a| |b|. half: products in float16. gram: |g|^2 from the Gram matrices of a and b. again:
+        products computed for their norms and not kept. stored: products computed once and kept, where they fit.
+        """
         if self.tokens == 1:
             return "vectors"
         if self._halves:  # the fastest at all sizes
@@ -216,7 +220,7 @@ class Products(PerExample):
 
     @cached_property
     def _short_grams(self) -> bool:
-        """Whether float32 will do for Gram matrices: where tokens neither agree nor cancel, 0.4% of a norm is lost."""
+        """Whether Gram matrices may be in float32: it costs 0.4% of a norm whose tokens neither agree nor cancel."""
         known = not self.outputs.is_cuda and self.outputs.dtype == torch.float32
         some = self.inputs.numel() > 0 and self.outputs.numel() > 0
         return known and some and (self.rows + self.columns) * self.tokens <= 2.0**17
@@ -227,7 +231,7 @@ class Products(PerExample):
         return squared + (self.rows + self.columns + self.tokens) * 2.0**-52 * self.reach[examples].square()
 
     def _product_norms(self) -> Tensor:
-        """|sum_t b_t a_t^T|^2 of the products themselves, made for this alone."""
+        """|sum_t b_t a_t^T|^2 of the products themselves, which are not kept."""
         squared: Tensor = kernel("products_norms", self.outputs)(self.outputs, self.inputs)
         return squared * (1 + 2.0**-30)  # they are summed in float64
 
@@ -251,7 +255,7 @@ class Products(PerExample):
         return (outputs.flatten(0, 1).T @ inputs.flatten(0, 1)).view(self.shape)
 
     def _weighted_vectors(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        """The same of vectors filled up to whole lanes, without which products are slow; a bias's sum fits in there."""
+        """The same for T = 1, with columns padded to whole lanes; a column of the padding sums the bias's gradients."""
         wide = self.inputs.new_zeros(self.count, self.columns + -self.columns % LANES)
         wide[:, self.columns] = weights
         torch.mul(drop(self.inputs, keep)[:, 0], wide[:, self.columns, None], out=wide[:, : self.columns])
@@ -262,7 +266,7 @@ class Products(PerExample):
     _bias_sum: tuple[Tensor, Tensor | None, Tensor] | None = None
 
     def bias_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor | None:
-        """The weighted sum of the outputs alone, where it came out of the last `weighted_sum`."""
+        """The weighted sum of the outputs alone, or None if the last `weighted_sum` did not compute it."""
         found, self._bias_sum = self._bias_sum, None
         return found[2] if found is not None and found[0] is weights and found[1] is keep else None
 
@@ -287,7 +291,7 @@ class Products(PerExample):
         return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self, floor)
 
     def _scaled_norms(self, scale: Tensor) -> Tensor:
-        """Squared norms of products multiplied elementwise, made for this alone; [n]."""
+        """Squared norms of products multiplied elementwise, which are not kept; [n]."""
         matrix = scale.reshape(self.rows, self.columns)
         squared: Tensor = kernel("products_norms", self.outputs)(self.outputs, self.inputs, matrix)
         # No coordinate's error grows by more than the largest scale.
@@ -315,7 +319,7 @@ class Products(PerExample):
         return Sandwiched(self, left, right, measure)
 
     def _both_sides(self, left: Factor, right: Factor) -> PerExample:
-        """Each token's two vectors multiplied; what all of them are multiplied by alike is left to the sum."""
+        """Multiply each token's two vectors; a number common to all of them is applied to the sum instead."""
         inputs, columns = right.apply_unscaled(self.inputs)
         outputs, rows = left.apply_unscaled(self.outputs)
         form = self._of(inputs, outputs)
@@ -407,9 +411,9 @@ class Products(PerExample):
 
 
 class Bias(Dense):
-    """The bias beside a weight on vectors: its gradients are the outputs of those products, measured and summed there.
+    """The bias beside a weight on vectors: its gradients are the weight's `outputs`, measured and summed with them.
 
-    The weight's form is asked first, where both are.
+    The sum is shared only if the weight's `weighted_sum` is called first, as `Gradients` does.
     """
 
     def __init__(self, weight: Products) -> None:

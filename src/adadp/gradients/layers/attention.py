@@ -16,7 +16,7 @@ from adadp.gradients.layers.rewritten import Rewritten
 
 
 class _Repeated(Layer):
-    """A parameter that every example receives as it is: the gradient of its copy is the example's gradient."""
+    """A parameter that is copied for each example: the gradient of an example's copy is its gradient."""
 
     def copies(self, taps: Taps, module: nn.Module, name: str, count: int) -> Tensor:
         """The module's parameter [1, 1, d] of that name as [count, 1, d], tapped."""

@@ -65,7 +65,7 @@ class Geometry:
         return gradient
 
     def convolved(self, inputs: Tensor, kernels: Tensor) -> Tensor:
-        """What kernels [k, in, *kernel] see of inputs at each place; there is one group."""
+        """The convolution of inputs with kernels [k, in, *kernel]; for one group."""
         none = [0] * len(self.kernel)
         seen: Tensor = torch.ops.aten.convolution(
             inputs, kernels, None, self.stride, self.padding, self.dilation, False, none, 1
@@ -226,7 +226,7 @@ class Convolution(PerExample):
         return recomputed(lambda e: between(None, turned.dense(e), right, self.shape), self, floor)
 
     def along(self, right: LowRank) -> PerExample:
-        """Gradients g R. A product with one of R's directions is one with what a kernel like it sees at each place."""
+        """Gradients g R. g U = sum_t b_t (a_t . U) over places t; all a_t . U are a convolution with U as kernels."""
 
         def make() -> tuple[Tensor, Tensor]:
             kernels = right.basis.T.to(self.inputs.dtype)

@@ -33,8 +33,11 @@ from adadp.gradients.rounding import (
 class Rows(PerExample):
     """Gradients of a table [vocabulary, d], zero but for the rows that an example looked up.
 
-    `ids` [n, T] are distinct within an example wherever `rows` [n, T, d] is not zero (see `summed`), so the norm of
-    the rows is the norm of the gradient and what is added to a sum is what was measured.
+    Args:
+        ids: [n, T], distinct within an example wherever `rows` is not zero (see `summed`): the norm of the rows is then
+            the norm of the gradient, and exactly what is measured is added to a sum.
+        rows: [n, T, d].
+        shape, planned: see `PerExample`.
     """
 
     def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int], planned: int | None = None) -> None:
@@ -143,7 +146,7 @@ class Rows(PerExample):
 
 
 class Tied(PerExample):
-    """A table that is looked up and also multiplies, as tied input and output embeddings do: never made dense."""
+    """The sum of look-ups in a table and products with it (tied input and output embeddings), never made dense."""
 
     def __init__(self, rows: Rows, products: Products) -> None:
         super().__init__(rows.count, rows.shape, rows.planned)
@@ -187,7 +190,7 @@ class Tied(PerExample):
 
 
 def _refuse_options(module: nn.Module, name: str) -> None:
-    """Refuse what touches weights or examples outside the private step."""
+    """Refuse options that change weights without noise, or let one example change another's gradient."""
     if module.max_norm is not None:
         raise UnsupportedModuleError(
             f"{name}: max_norm rescales the rows that a batch looks up, in place and without noise: which rows were "

@@ -1,4 +1,4 @@
-"""nn.Linear, on vectors, sequences and anything with more dimensions; and matrix products inside other layers."""
+"""nn.Linear on inputs of any number of dimensions, and the matrix products inside other layers."""
 
 from __future__ import annotations
 
