@@ -15,7 +15,7 @@ from adadp.clipping import Automatic, PerLayer
 from adadp.clipping.early import Clamped
 from adadp.errors import PrivacyError, TrainingLoopError
 from adadp.gradients.forms.factors import Identity, LowRank
-from adadp.gradients.forms.low_rank import AlongDirections
+from adadp.gradients.forms.low_rank import TimesLowRank
 from adadp.gradients.forms.products import Products
 from adadp.gradients.kernels.reference import CANCELLED
 from adadp.gradients.layers.convolution import Convolution, Geometry
@@ -356,7 +356,7 @@ def test_convolutions_along_directions_are_bounded(cut: bool, spread: float) -> 
         top = torch.full((8,), 1 / spread, device="cuda")
         right = LowRank(basis, top, torch.ones((), device="cuda"), skew, spread)
         made = Convolution(inputs, outputs, geometry).sandwiched(Identity(), right)
-        assert isinstance(made, AlongDirections)
+        assert isinstance(made, TimesLowRank)
         bounds = made.squared_norms().sqrt()
         exact = Convolution(inputs.double(), outputs.double(), geometry).dense(slice(0, 6)).reshape(6, 48, 288)
         exact = exact @ right.matrix(288, exact)
@@ -390,7 +390,7 @@ def test_clamping_in_the_backward_pass_is_clamping_after_it() -> None:
             for x, y in loader:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
-                forms = [form for record in optimizer._step.capture._records for form in record.forms().values()]
+                forms = [form for record in optimizer._step.capture._work.records for form in record.forms().values()]
                 optimizer.step()
         # The weights of three layers, and the biases that are measured with theirs.
         assert sum(isinstance(form, Clamped) for form in forms) == (5 if early else 0)

@@ -11,7 +11,7 @@ from adadp import Automatic, Diagonal, Ellipsoid, Flat, Grouped, Local, Paid, Pe
 from adadp.clipping import BY_NAME, by_name
 from adadp.errors import ConfigurationError
 from adadp.gradients import Gradients
-from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.dense import Dense
 from adadp.shapes.paid import split_noise
 
 

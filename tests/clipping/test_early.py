@@ -21,7 +21,7 @@ from adadp.clipping import early as early_module
 from adadp.clipping.early import Clamped, EarlyClamp
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import collection
-from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.dense import Dense
 from adadp.mechanism.observation import Unnoised
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.sampling.loader import PrivateLoader

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adadp.gradients import collection
 from adadp.gradients.collection import Gradients
-from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.products import Products
 
 SHAPES = {"a": (3,), "b": (), "c": (2, 2), "d": (5,)}
@@ -75,10 +75,10 @@ def test_norms_side_by_side_bound_what_is_added() -> None:
 @pytest.mark.usefixtures("together")
 def test_squares_are_at_hand() -> None:
     made = gradients(1.0)
-    made.bring_squares()
+    made.cache_square_sums()
     for name in SHAPES:
         form = made.forms[name]
-        assert form._at_hand is not None
+        assert form._square_sum_cache is not None
         torch.testing.assert_close(form.square_sum(made.finite()), form._square_sum(made.finite()))
 
 

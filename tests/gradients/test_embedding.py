@@ -10,7 +10,7 @@ from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.capture import Capture
 from adadp.gradients.forms import per_example
 from adadp.gradients.forms import products as product_forms
-from adadp.gradients.forms.per_example import merged
+from adadp.gradients.forms.dense import merged
 from adadp.gradients.forms.products import Products
 from adadp.gradients.kernels.reference import CANCELLED
 from adadp.gradients.layers.embedding import Rows, Tied
@@ -54,8 +54,9 @@ def test_rows_are_not_made_dense() -> None:
     """[n, vocabulary, d] would take 40 GiB here."""
     form = Rows.summed(ids(16, 32, vocabulary=10**7), torch.randn(16, 32, 64), (10**7, 64))
     assert form.squared_norms().shape == (16,)
-    assert form.row_energy(torch.ones(16, dtype=torch.bool)).shape == (10**7,)
-    assert form.column_moments(torch.ones(16, dtype=torch.bool)).shape == (64, 64)
+    everybody = torch.ones(16, dtype=torch.bool)
+    assert form.moments(everybody, {"rows": "diagonal"})["rows"].shape == (10**7,)
+    assert form.moments(everybody, {"columns": "full"})["columns"].shape == (64, 64)
 
 
 def test_sequences_first() -> None:

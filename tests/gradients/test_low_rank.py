@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.factors import IDENTITY, DiagonalFactor, Factor, Full, LowRank
-from adadp.gradients.forms.low_rank import AlongDirections
-from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.low_rank import TimesLowRank
 from adadp.gradients.layers.convolution import Convolution, Geometry
 from adadp.gradients.layers.embedding import Rows
 from tests.gradients.test_per_example import assert_bounds
@@ -44,9 +44,9 @@ def factor(size: int, *, rest: float = 1.0, top: tuple[float, ...] = (0.1, 0.4, 
     return LowRank(basis, values, torch.tensor(rest), apart, float(max(1.0, *top) / min(1.0, *top)))
 
 
-def turned(form: Convolution, right: LowRank) -> AlongDirections:
+def turned(form: Convolution, right: LowRank) -> TimesLowRank:
     made = form.along(right)
-    assert isinstance(made, AlongDirections)
+    assert isinstance(made, TimesLowRank)
     return made
 
 
@@ -130,7 +130,7 @@ def test_what_is_made_may_be_wrong_by_what_it_says(top: tuple[float, ...], on_le
     for off in (0.0, 0.05, 0.4, -0.05, -0.4):
         moved = exact * (1 + off * (sign[:, None] if on_left else sign))
         found = moved, (moved - exact).double().flatten(1).norm(dim=1)
-        assert_bounds(AlongDirections(Dense(gradients), right, partial(tuple, found), on_left=on_left))
+        assert_bounds(TimesLowRank(Dense(gradients), right, partial(tuple, found), on_left=on_left))
 
 
 def test_what_comes_after() -> None:
@@ -170,7 +170,7 @@ def test_tables(kind: str, rest: float, dtype: torch.dtype) -> None:
     }  # fmt: skip
     left = lefts[kind]
     made = form.sandwiched(left, right)
-    kinds = {"low rank": AlongDirections, "diagonal": Rows, "identity": Rows, "full": Dense, "steep": Dense}
+    kinds = {"low rank": TimesLowRank, "diagonal": Rows, "identity": Rows, "full": Dense, "steep": Dense}
     assert type(made) is kinds[kind]
     like = torch.zeros((), dtype=torch.float64)
     expected = left.matrix(40, like) @ form.dense(slice(0, 5)).double() @ right.matrix(6, like)

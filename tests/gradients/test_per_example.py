@@ -13,8 +13,9 @@ from torch import Tensor
 from adadp.gradients.collection import Gradients
 from adadp.gradients.forms import per_example
 from adadp.gradients.forms import products as product_forms
+from adadp.gradients.forms.dense import Dense, Recomputed, Sandwiched, merged
 from adadp.gradients.forms.factors import Factor, LowRank
-from adadp.gradients.forms.per_example import Dense, PerExample, Recomputed, Sandwiched, merged
+from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.forms.products import Bias, Products
 from adadp.gradients.kernels.reference import CANCELLED
 from adadp.gradients.rounding import norms
@@ -115,11 +116,10 @@ def test_tokens_that_cancel_leave_what_others_add_as_it_is() -> None:
     outputs[2:, 1] = -outputs[2:, 0]
 
     def total(examples: list[int]) -> Tensor:
-        with per_example.planned_for(128):
-            form = Products(inputs[examples], outputs[examples])
-            assert form._way == "gram"
-            weights = (1 / form.squared_norms().sqrt()).clamp(max=1.0)
-            return form.weighted_sum(weights, None).double()
+        form = Products(inputs[examples], outputs[examples], planned=128)
+        assert form._way == "gram"
+        weights = (1 / form.squared_norms().sqrt()).clamp(max=1.0)
+        return form.weighted_sum(weights, None).double()
 
     others = list(range(2, 2 + count))
     step, width = 2.0**-7, (count * columns) ** 0.5  # of float32 at what they are on the way
@@ -140,11 +140,10 @@ def test_what_an_example_adds_does_not_depend_on_where_it_lies(rows: int, column
     inputs[:, half : 2 * half], outputs[:, half : 2 * half] = inputs[:, :half], -outputs[:, :half]
 
     def total(first: int) -> Tensor:
-        with per_example.planned_for(64):
-            form = Products(inputs[first:].clone(), outputs[first:].clone())
-            assert form._way == way
-            weights = (1 / form.squared_norms().sqrt()).clamp(max=1.0)
-            return form.weighted_sum(weights, None).double()
+        form = Products(inputs[first:].clone(), outputs[first:].clone(), planned=64)
+        assert form._way == way
+        weights = (1 / form.squared_norms().sqrt()).clamp(max=1.0)
+        return form.weighted_sum(weights, None).double()
 
     assert (total(0) - total(1)).norm() <= 1e-3  # the one that is taken away adds nothing
 
@@ -242,8 +241,8 @@ def test_bound_holds_for_arbitrary_values(data: st.DataObject) -> None:
     assert_bounds(form.scaled(tensor(rows, columns)))
     left, right = matrix_factor(tensor(rows, rows)), matrix_factor(tensor(columns, columns))
     for planned in (1, 1024):
-        with per_example.planned_for(planned):
-            assert_bounds(form.sandwiched(left, right))
+        planned_form = Products(form.inputs, form.outputs, planned=planned)
+        assert_bounds(planned_form.sandwiched(left, right))
 
 
 def test_long_norms_do_not_drift() -> None:
@@ -281,9 +280,8 @@ def test_the_way_of_computing_is_chosen_by_a_public_count(monkeypatch: pytest.Mo
     outputs = torch.randn(8, 60, 7, generator=generator)
     for module in (per_example, product_forms):  # seven examples fit, eight do not
         monkeypatch.setattr(module, "DENSE_BYTES", 7 * 6 * 7 * 4)
-    with per_example.planned_for(8):
-        all_of_them = Products(inputs, outputs).squared_norms()
-        one_less = Products(inputs[:-1], outputs[:-1]).squared_norms()
+    all_of_them = Products(inputs, outputs, planned=8).squared_norms()
+    one_less = Products(inputs[:-1], outputs[:-1], planned=8).squared_norms()
     assert torch.equal(all_of_them[:-1], one_less)
     # Without a public count the way does change here: the test would not see a difference that is not there.
     apart = Products(inputs[:-1], outputs[:-1]).squared_norms()
@@ -352,10 +350,9 @@ def test_sandwich_with_a_low_rank_factor(form: str) -> None:
     inputs[1, 0, 3] = float("nan")
     outputs[2] *= 1e30
     inputs[3] *= 1e-20
-    products = Products(inputs, outputs)
-    made = products if form == "vectors" else Dense(products.dense(slice(0, 5)))
-    with per_example.planned_for(1024):
-        inside = made.sandwiched(left, right)
+    products = Products(inputs, outputs, planned=1024)
+    made = products if form == "vectors" else Dense(products.dense(slice(0, 5)), planned=1024)
+    inside = made.sandwiched(left, right)
     assert isinstance(inside, Sandwiched)
     assert_bounds(inside)
     keep = inside.squared_norms().isfinite()
@@ -392,11 +389,10 @@ def test_one_example_more_changes_a_sum_by_one_bound(before: float, damping: flo
     outputs = (torch.randn(8) + 0.01 * torch.randn(count, 1, 8)) @ row_basis.T
 
     def bounded(first: int, last: int) -> Tensor:
-        made: PerExample = Products(inputs[first:last], outputs[first:last])
+        made: PerExample = Products(inputs[first:last], outputs[first:last], planned=1024)
         if form == "stored":
-            made = Dense(made.dense(slice(0, made.count)))
-        with per_example.planned_for(1024):
-            inside = shape.apply_before("weight", made)
+            made = Dense(made.dense(slice(0, made.count)), planned=1024)
+        inside = shape.apply_before("weight", made)
         assert isinstance(inside, Sandwiched) == (before == 0.25 and (form == "vectors" or rank == 16))
         weights = 1 / inside.squared_norms().sqrt()  # every one of them on its bound
         return inside.weighted_sum(weights, None).double()
@@ -421,8 +417,7 @@ def test_moments_of_a_model_that_diverged(moment: float, rank: int) -> None:
     torch.manual_seed(0)
     shape = Kronecker(0.25, damping=0.1, rank=rank)
     shape.learn("weight", {"rows": torch.full((70, 70), moment), "columns": torch.full((90, 90), moment)})
-    with per_example.planned_for(1024):
-        inside = shape.apply_before("weight", Products(torch.randn(3, 1, 90), torch.randn(3, 1, 70)))
+    inside = shape.apply_before("weight", Products(torch.randn(3, 1, 90), torch.randn(3, 1, 70), planned=1024))
     lengths = inside.squared_norms().sqrt()
     keep = lengths.isfinite()
     total = inside.weighted_sum(torch.where(keep, 1 / lengths, 0.0), keep)
@@ -435,7 +430,7 @@ def test_a_cpu_that_may_multiply_in_bfloat16_does_not(precision: str) -> None:
     seen = []
 
     class Watched(Dense):
-        pair = None  # it is measured by itself
+        norm_operands = None  # it is measured by itself
 
         def squared_norms(self) -> Tensor:
             seen.append(torch.get_float32_matmul_precision())
@@ -521,9 +516,9 @@ def test_a_bias_is_summed_beside_its_weight(columns: int, dropped: bool) -> None
 
     right(bias.weighted_sum(weights, keep), exact_bias)  # before anything is at hand
     right(weight.weighted_sum(weights, keep), exact)
-    assert (weight._bias_at_hand is not None) == (columns % 16 != 0)
+    assert (weight._bias_sum is not None) == (columns % 16 != 0)
     right(bias.weighted_sum(weights, keep), exact_bias)
-    assert weight._bias_at_hand is None
+    assert weight._bias_sum is None
     weight.weighted_sum(weights, keep)
     right(bias.weighted_sum(2 * weights, keep), 2 * exact_bias)  # other weights than those of what was at hand
     weight.weighted_sum(weights, torch.arange(7) < 0)
@@ -569,7 +564,9 @@ def test_moments_of_rows_and_columns(
     keep = torch.tensor([True, False, True, True, True])
     dense = Dense(outputs.mT @ inputs)
     for form in (Products(inputs, outputs), dense):
-        for by_row, by_column in (form.both_moments(keep), (form.row_moments(keep), form.column_moments(keep))):
+        together = form.moments(keep, {"rows": "full", "columns": "full"})
+        alone = form.moments(keep, {"rows": "full"}) | form.moments(keep, {"columns": "full"})
+        for by_row, by_column in (together.values(), alone.values()):
             expected = (exact @ exact.mT).sum(0), (exact.mT @ exact).sum(0)
             torch.testing.assert_close(by_row.double(), expected[0], rtol=1e-4, atol=1e-3)
             torch.testing.assert_close(by_column.double(), expected[1], rtol=1e-4, atol=1e-3)

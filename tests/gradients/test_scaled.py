@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from adadp.gradients.forms.factors import IDENTITY, DiagonalFactor, Full
-from adadp.gradients.forms.per_example import PerExample, Scaled
+from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.forms.products import Products
+from adadp.gradients.forms.scaled import Scaled
 from adadp.gradients.layers.convolution import Convolution, Geometry
 
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adadp import Diagonal, Kronecker
 from adadp.errors import ConfigurationError
+from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.factors import LowRank
-from adadp.gradients.forms.per_example import Dense
 from adadp.gradients.forms.products import Products
 from adadp.shapes import Shape
 from adadp.shapes.shape import Statistics

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from adadp import Diagonal, Ellipsoid, Kronecker, Local, Paid, PrivacyEngine, Probe, Public, Raw, Released
 from adadp.errors import ConfigurationError
 from adadp.gradients.collection import Gradients
-from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.products import Products
 from adadp.shapes import Shape
 from adadp.shapes.shape import Statistics

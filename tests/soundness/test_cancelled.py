@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, PerLayer, Released
 from adadp.gradients import collection
 from adadp.gradients.collection import Gradients
-from adadp.gradients.forms import per_example
+from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.factors import IDENTITY, DiagonalFactor, LowRank
-from adadp.gradients.forms.per_example import Dense
 from adadp.gradients.forms.products import Products
 from adadp.gradients.layers.convolution import Convolution, Geometry
 from adadp.gradients.layers.embedding import Rows, Tied
@@ -125,16 +124,15 @@ def test_a_tied_table_that_is_not_kept(kind: str) -> None:
     inputs[1::2], outputs[1::2] = TOKENS, 1e8 * opposite(16, 5)
 
     def total(first: int) -> Tensor:
-        rows = Rows(torch.zeros(32 - first, 1, dtype=torch.long), torch.zeros(32 - first, 1, 7), (5, 7))
-        with per_example.planned_for(64):
-            form = Tied(rows, Products(inputs[first:].clone(), outputs[first:].clone()))
-            one = torch.linspace(0.5, 2.0, 5)
-            turned = (
-                form.scaled(one[:, None].expand(5, 7))
-                if kind == "scaled"
-                else form.sandwiched(DiagonalFactor(one), IDENTITY)
-            )
-            return turned.weighted_sum((1 / turned.squared_norms().sqrt()).clamp(max=1.0), None).double()
+        rows = Rows(torch.zeros(32 - first, 1, dtype=torch.long), torch.zeros(32 - first, 1, 7), (5, 7), 64)
+        form = Tied(rows, Products(inputs[first:].clone(), outputs[first:].clone(), planned=64))
+        one = torch.linspace(0.5, 2.0, 5)
+        turned = (
+            form.scaled(one[:, None].expand(5, 7))
+            if kind == "scaled"
+            else form.sandwiched(DiagonalFactor(one), IDENTITY)
+        )
+        return turned.weighted_sum((1 / turned.squared_norms().sqrt()).clamp(max=1.0), None).double()
 
     assert (total(0) - total(1)).norm() <= 1e-3
 
@@ -154,7 +152,8 @@ def test_moments_by_inner_products_do_not_overflow() -> None:
     form = Products(inputs, outputs)
     assert bool(form.finite().all())
     exact = outputs.double().mT @ inputs.double()
-    rows, columns = form.both_moments(torch.ones(2, dtype=torch.bool))
+    moments = form.moments(torch.ones(2, dtype=torch.bool), {"rows": "full", "columns": "full"})
+    rows, columns = moments.values()
     torch.testing.assert_close(rows.double(), (exact @ exact.mT).sum(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(columns.double(), (exact.mT @ exact).sum(0), rtol=1e-4, atol=1e-4)
     assert math.isfinite(float(rows.sum()))
@@ -166,7 +165,7 @@ def test_side_by_side_none_counts_for_less_than_one_by_one(monkeypatch: pytest.M
         return Gradients(forms, 2, keep=torch.ones(2, dtype=torch.bool))
 
     alone = made().norms()
-    monkeypatch.setattr(collection, "is_small", lambda form: type(form) is Dense and form.least is None)
+    monkeypatch.setattr(collection, "is_small", lambda form: type(form) is Dense and form.norm_floor is None)
     torch.testing.assert_close(made().norms(), alone)
     assert (alone >= 7).all()
 
@@ -185,9 +184,8 @@ def test_directions_that_are_made_larger(top: float, way: str) -> None:
     right = LowRank(basis, torch.full((8,), top), torch.tensor(1.0), skew, top)
 
     def total(first: int) -> Tensor:
-        with per_example.planned_for(256):
-            form = Convolution(inputs[first:].clone(), outputs[first:].clone(), geometry)
-            turned = form.along(right) if way == "along" else form.sandwiched(IDENTITY, right)
-            return turned.weighted_sum((1 / turned.squared_norms().sqrt()).clamp(max=1.0), None).double()
+        form = Convolution(inputs[first:].clone(), outputs[first:].clone(), geometry, planned=256)
+        turned = form.along(right) if way == "along" else form.sandwiched(IDENTITY, right)
+        return turned.weighted_sum((1 / turned.squared_norms().sqrt()).clamp(max=1.0), None).double()
 
     assert (total(0) - total(1)).norm() <= 1e-3

@@ -17,7 +17,7 @@ from torch import Tensor
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Grouped, Kronecker, Local, Paid, Released
 from adadp.accounting.events import Neighbours
 from adadp.gradients import Gradients
-from adadp.gradients.forms.per_example import Dense
+from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.products import Products
 from soundness.stand import CLIPPINGS, TOLERANCE, WORLDS, Stand, distance, switched_on, without
 

@@ -298,7 +298,7 @@ def measure(work: Work, rates: dict[str, float], device: torch.device) -> Iterat
 
 def _tensor_in(argument: Any) -> Tensor:
     """By whose device and dtype a kernel is chosen."""
-    if isinstance(argument, reference.Halves):
+    if isinstance(argument, reference.Float16Factor):
         return argument.unit
     return argument if isinstance(argument, Tensor) else _tensor_in(argument[0])
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from adadp.algorithms.search import SearchStep
 from adadp.audit.target import Started
 from adadp.gradients import Gradients
-from adadp.gradients.forms.per_example import Dense
-from adadp.mechanism.observation import Unnoised
+from adadp.gradients.forms.dense import Dense
+from adadp.mechanism.observation import Observer, Unnoised
 from adadp.mechanism.sums import NoisedSums, ReleasedGradient
 from adadp.shapes import Raw
 

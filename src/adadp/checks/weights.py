@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from adadp.accounting.ledger import Ledger
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture
-from adadp.gradients.capture.capture import copied_from
+from adadp.gradients.capture.hooks import copied_from
 
 #: Modules that belong to a private model, each with the capture that watches it.
 _TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()

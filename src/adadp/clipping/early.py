@@ -21,7 +21,7 @@ from adadp.gradients import Capture
 from adadp.gradients.capture.tap import backward_pass
 from adadp.gradients.collection import is_small
 from adadp.gradients.forms.factors import Factor
-from adadp.gradients.forms.per_example import PerExample, planned_for
+from adadp.gradients.forms.per_example import PerExample
 from adadp.sampling.lot import Microbatch
 from adadp.shapes.raw import Raw
 from adadp.shapes.source import Source
@@ -83,8 +83,7 @@ class EarlyClamp:
         number, scale = backward_pass(), self._step.scale(self._microbatch)
         keep = self._finite.get(number, self._keep)
         moments = clipping.source.looks or type(clipping.source).see is Raw.see
-        with planned_for(self._microbatch.planned):  # set here: a GPU's backward pass runs in a thread of its own
-            clamped = Clamped(form, clipping.bounds[name], scale, keep, moments)
+        clamped = Clamped(form, clipping.bounds[name], scale, keep, moments)
         self._finite[number] = clamped.finite()
         return clamped
 
@@ -99,7 +98,7 @@ class Clamped(PerExample):
     """
 
     def __init__(self, form: PerExample, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> None:
-        self.shape, self.count = form.shape, form.count
+        super().__init__(form.count, form.shape, form.planned)
         self._bound, self._version, self._scale = bound, bound._version, scale
         self._kept = keep & form.finite()
         self._sum = form.clamped_sum(bound, scale, self._kept, moments)

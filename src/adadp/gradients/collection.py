@@ -1,7 +1,7 @@
 """The per-example gradients of one microbatch, for all parameters at once.
 
-This is the last place where examples are apart. It applies the two things that concern an example as a whole: the
-factor between the loss's gradient and the example's own (n for a mean over n), and which examples count at all.
+This is the last place where examples are separate. It applies what concerns an example as a whole: the factor from
+d(loss)/dw to one example's gradient (the batch size for a mean loss, 1 for a sum), and which examples count at all.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adadp.gradients.forms.per_example import Dense, PerExample
-from adadp.gradients.rounding import exact_arithmetic, flattened, only_if_some_are_not, outer_norms
+from adadp.gradients.forms.dense import Dense
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.rounding import exact_arithmetic, flattened, keep_mask, outer_norms
 
 SMALL = 2**14
 
 
 def is_small(form: PerExample) -> bool:
-    """Whether gradients are so small that a GPU waits for the host: all such are worked on side by side."""
+    """Whether gradients are so small that a GPU waits for the host. All such parameters are computed on as one."""
     kind = type(form) is Dense and form.gradients.is_cuda and form.gradients.dtype == torch.float32
-    return kind and form.shape.numel() <= SMALL and form.least is None
+    return kind and form.shape.numel() <= SMALL and form.norm_floor is None
 
 
 class _SideBySide:
-    """Stored gradients of several parameters as those of one."""
+    """Stored gradients of several parameters, concatenated into one."""
 
     def __init__(self, forms: Mapping[str, Dense]) -> None:
         self._shapes = {name: form.shape for name, form in forms.items()}
         self.form = Dense(torch.cat([flattened(form.gradients) for form in forms.values()], 1))
 
-    def apart(self, values: Tensor) -> dict[str, Tensor]:
-        """What is each parameter's of a number for each coordinate."""
+    def split(self, values: Tensor) -> dict[str, Tensor]:
+        """Values for each coordinate, by parameter."""
         parts = torch.split(values, [shape.numel() for shape in self._shapes.values()])
         return {name: part.view(self._shapes[name]) for name, part in zip(self._shapes, parts, strict=True)}
 
     def joined(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The same the other way round; zero where a parameter has none."""
+        """Values by parameter, as one vector; zero where a parameter has none."""
         like = self.form.gradients
         return torch.cat([
             values[name].reshape(-1) if name in values else like.new_zeros(shape.numel())
@@ -46,10 +47,13 @@ class _SideBySide:
 
 
 class Gradients:
-    """Per-example gradients by parameter name.
+    """Per-example gradients by parameter name. Private data: nothing here has been clipped or noised.
 
-    `scale` times what a form holds is an example's gradient. `keep` is False for placeholders that stand in for an
-    empty lot.
+    Args:
+        forms: one form for each parameter.
+        count: number of examples n.
+        scale: factor from what a form holds to an example's gradient.
+        keep: [n] of bool; False for a row that is no example (an empty lot comes as one such row).
     """
 
     def __init__(self, forms: Mapping[str, PerExample], count: int, *, scale: float = 1.0, keep: Tensor) -> None:
@@ -77,16 +81,16 @@ class Gradients:
 
     @cached_property
     def _others(self) -> dict[str, PerExample]:
-        """The forms that are worked on one by one."""
+        """The forms that are computed on one by one."""
         return self.forms if self._small is None else {n: f for n, f in self.forms.items() if not is_small(f)}
 
     def norms(self) -> Tensor:
         """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN."""
-        pairs = [(form, form.pair) for form in self._others.values()]
+        operands = [(form, form.norm_operands) for form in self._others.values()]
         with exact_arithmetic():
-            squared = [form.squared_norms().double() for form, pair in pairs if pair is None]
-            if together := [pair for _, pair in pairs if pair is not None]:
-                squared.append(outer_norms(together)[-1])
+            squared = [form.squared_norms().double() for form, pair in operands if pair is None]
+            if pairs := [pair for _, pair in operands if pair is not None]:
+                squared.append(outer_norms(pairs)[-1])
             if self._small is not None:
                 squared.append(self._small.form.squared_norms())
         if not squared:
@@ -96,11 +100,11 @@ class Gradients:
 
     def weighted_sums(self, weights: Tensor) -> dict[str, Tensor]:
         """`sum_n weights[n] * g_n` of every parameter. Examples of weight 0 add nothing, whatever they hold."""
-        scaled, keep = weights * self.scale, only_if_some_are_not(weights)
+        scaled, keep = weights * self.scale, keep_mask(weights)
         with exact_arithmetic():
             sums = {name: form.weighted_sum(scaled, keep) for name, form in self._others.items()}
             if self._small is not None:
-                sums |= self._small.apart(self._small.form.weighted_sum(scaled, keep))
+                sums |= self._small.split(self._small.form.weighted_sum(scaled, keep))
         return sums
 
     def finite(self) -> Tensor:
@@ -116,21 +120,21 @@ class Gradients:
     def clamped_sums(self, bounds: Mapping[str, Tensor], moments: bool) -> dict[str, Tensor]:
         """The sums over finite examples of `clamp(g_n, -bound, bound)`, of parameters that have a bound.
 
-        With `moments`, `square_sum` of their forms over the finite examples is at hand afterwards.
+        With `moments`, the same pass computes `square_sum` of their forms over the finite examples, and they store it.
         """
         keep, small = self.finite(), self._small
         bounded = {name: form for name, form in self._others.items() if name in bounds}
         with exact_arithmetic():
             sums = {n: f.clamped_sum(bounds[n], self.scale, keep, moments) for n, f in bounded.items()}
             if small is not None:
-                found = small.apart(small.form.clamped_sum(small.joined(bounds), self.scale, keep, moments))
+                found = small.split(small.form.clamped_sum(small.joined(bounds), self.scale, keep, moments))
                 sums |= {name: value for name, value in found.items() if name in bounds}
                 if moments:
-                    self.bring_squares()
+                    self.cache_square_sums()
         return sums
 
-    def bring_squares(self) -> None:
-        """Have `square_sum` over the finite examples at hand in small forms, all made at once."""
+    def cache_square_sums(self) -> None:
+        """Compute `square_sum` over the finite examples for all small forms at once, and store it in each."""
         if self._small is not None:
-            for name, squares in self._small.apart(self._small.form.square_sum(self.finite())).items():
-                self.forms[name].have(self.finite(), squares)
+            for name, squares in self._small.split(self._small.form.square_sum(self.finite())).items():
+                self.forms[name].cache_square_sum(self.finite(), squares)

@@ -1,6 +1,6 @@
-"""Arithmetic that bounds stay true under: rounding, overflow, values that are not finite.
+"""Norms and sums whose bounds hold in floating point: rounding, overflow, values that are not finite.
 
-What a form of gradients measures must bound what it then adds to a sum, in the precision in which the machine adds.
+The norm that a form reports must bound what it then adds to a sum, in the precision in which the machine adds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def unit_roundoff(tensor: Tensor) -> float:
 
 
 def matmul_precision() -> str:
-    """What torch.set_float32_matmul_precision was told, where that is all that decides."""
+    """The setting of torch.set_float32_matmul_precision.
+
+    Raises:
+        ConfigurationError: the precision was set for one kind of product alone.
+    """
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError as error:
@@ -42,7 +46,10 @@ def matmul_precision() -> str:
 
 
 def refuse_unbounded_precision(device: torch.device) -> None:
-    """Refuse what `exact_arithmetic` cannot set right: one switch for a GPU, whose bounds know it, and for a CPU's."""
+    """Raise ConfigurationError where training on a CPU would multiply with fewer bits than the bounds allow for.
+
+    `exact_arithmetic` cannot prevent it once CUDA is initialised: one switch governs both devices.
+    """
     if device.type != "cuda" and torch.cuda.is_initialized() and matmul_precision() != "highest":  # type: ignore[no-untyped-call]
         raise ConfigurationError(
             "torch.set_float32_matmul_precision is not 'highest': CPUs may then multiply with fewer bits than the "
@@ -51,7 +58,7 @@ def refuse_unbounded_precision(device: torch.device) -> None:
 
 
 def convolutions_are_cut() -> bool:
-    """Whether cuDNN may multiply with fewer bits."""
+    """Whether cuDNN may multiply in TF32."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:  # of some kinds of layers and not of others
@@ -74,13 +81,13 @@ TF32 = 2.0**-9  # each factor keeps ten bits after its first; the hardware cuts 
 
 
 def largest_number(tensor: Tensor) -> float:
-    """What sums of `tensor`'s dtype stay finite below, with room for rounding."""
+    """Half of the largest number of `tensor`'s dtype: a sum bounded by it stays finite with its rounding errors."""
     return float(torch.finfo(tensor.dtype).max) / 2
 
 
 def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
     """Zero the examples that are not kept, NaN and Inf included (0 * NaN would spread them over the sum)."""
-    keep = None if keep is None else only_if_some_are_not(keep)
+    keep = None if keep is None else keep_mask(keep)
     if keep is None:
         return tensor
     if tensor.is_cuda:
@@ -98,8 +105,8 @@ def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None) -> Tensor:
     return drop(tensor, keep) * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
 
 
-def only_if_some_are_not(keep: Tensor) -> Tensor | None:
-    """`keep != 0`, or None where all examples are kept and that can be known: reading back is free on a CPU only."""
+def keep_mask(keep: Tensor) -> Tensor | None:
+    """`keep != 0`, or None if all examples are kept; on a GPU always the mask, since reading it back would wait."""
     return None if not keep.is_cuda and bool(keep.all()) else keep.bool()
 
 
@@ -109,8 +116,8 @@ def norms(tensor: Tensor) -> Tensor:
     Squares of float32 values overflow above 1e19 and vanish below 1e-19, and a long float32 sum drifts (0.7% over 4e7
     values). On a GPU the sum is taken in float64, which is free there. On a CPU float64 costs several times float32, so
     short blocks are summed in float32 and their norms in float64; examples whose squares overflow or may have vanished
-    (an input of 1e-25 may well meet an output gradient of 1e25) are done again in float64. Those alone: were all of
-    them, one example would change the last digits of every other's norm, and a lot has many.
+    (an input of 1e-25 may well meet an output gradient of 1e25) are computed again in float64. Only those: if all
+    were, one example would change the last digits of every other's norm, which adds up over a lot.
     """
     flat = flattened(tensor)
     length = flat.shape[1]
@@ -129,7 +136,7 @@ def norms(tensor: Tensor) -> Tensor:
         if whole < length:
             blocks = torch.cat([blocks, torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True)], 1)
         measured = row_norms(blocks)
-    # Vanished squares hide less than 1e-19 an entry: a 1e-7 of any norm that is not done again.
+    # Vanished squares hide less than 1e-19 an entry: a 1e-7 of any norm that is not computed again.
     least = 1e-12 * math.sqrt(length)
     if len(measured) and not _all_within(measured, least):
         unsure = ~(measured.isfinite() & (measured >= least))
@@ -153,9 +160,9 @@ def flattened(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """No autocast: a sum in bfloat16 of what was measured in float32 would not be what was measured.
+    """Turn autocast off: norms in float32 would not bound a sum that is taken in bfloat16.
 
-    Nor any lower precision of products on a CPU, where no bound allows for it. On a GPU they do (`unit_roundoff`).
+    Also turn off lower precision of products on a CPU, which no bound allows for. On a GPU bounds do (`unit_roundoff`).
     """
     precision = matmul_precision()
     if precision != "highest" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -167,7 +174,7 @@ def exact_arithmetic() -> Iterator[None]:
             torch.set_float32_matmul_precision(precision)
         return
     if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
-        yield  # leaving it is several times the price of asking, and steps ask often
+        yield  # entering and leaving autocast costs several times as much as this check, and a step comes here often
         return
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
@@ -179,10 +186,10 @@ def squares(tensor: Tensor) -> Tensor:
 
 
 def bounded_factors(squared: Tensor, *factors: Tensor) -> Tensor:
-    """Squared norms [n] of products, infinite where a factor's norm [n] leaves no room to be weighted.
+    """Squared norms [n] of products, infinite where a factor's norm [n] is too large to be multiplied by a weight.
 
     An input of 3e38 that meets an output gradient of zero has a gradient of zero. Multiplied by its weight it
-    overflows, and infinity times zero is NaN in everybody's sum. Such an example counts like one that is not finite.
+    overflows, and infinity times zero is NaN in the whole sum. Such an example counts like one that is not finite.
     """
     for factor in factors:
         squared = torch.where(factor < MOST_WEIGHTED, squared, math.inf)

@@ -20,7 +20,6 @@ from adadp.clipping.base import Clipping, count_lot, settings_of
 from adadp.clipping.early import before_pass
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
-from adadp.gradients.forms.per_example import planned_for
 from adadp.gradients.rounding import exact_arithmetic, refuse_unbounded_precision
 from adadp.mechanism.noise import add_noise
 from adadp.mechanism.observation import Observer, Unnoised
@@ -82,7 +81,7 @@ class PrivateStep:
         self.rows = None
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
-        self.capture.work_on(microbatch, microbatch.count)
+        self.capture.work_on(microbatch, microbatch.count, microbatch.planned)
 
     def forget(self) -> None:
         """Drop the gradients that backward passes recorded for this microbatch."""
@@ -203,8 +202,7 @@ class PrivateStep:
                 "the clipping was changed within a lot: what was bounded before would get the noise of what it is now. "
                 "Change it between lots, where loader.current.last is True."
             )
-        with planned_for(microbatch.planned):
-            return self.clipping.bound(self._gradients(microbatch, keep))
+        return self.clipping.bound(self._gradients(microbatch, keep))
 
     def _gradients(self, microbatch: Microbatch, keep: Tensor | None) -> Gradients:
         count = microbatch.count

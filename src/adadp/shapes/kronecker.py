@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.forms.factors import IDENTITY, Factor
-from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.forms.per_example import Detail, PerExample, Side
 from adadp.shapes.diagonal import Diagonal
 from adadp.shapes.shape import THIN, Shape, Statistics
 from adadp.shapes.spectrum import Moments, Spectrum, powers, spectra
@@ -57,27 +57,27 @@ class Kronecker(Shape):
     def statistics(self, form: PerExample, keep: Tensor) -> Statistics:
         if len(form.shape) < 2:
             return {"rows": form.square_sum(keep).reshape(-1)}
-        if self._full(form.shape[0]) and self._full(math.prod(form.shape[1:])):
-            return dict(zip(("rows", "columns"), form.both_moments(keep), strict=True))
-        return {"rows": self._row_moments(form, keep), "columns": self._column_moments(form, keep)}
+        return form.moments(keep, self._details(form))
 
-    def _row_moments(self, form: PerExample, keep: Tensor) -> Tensor:
-        return form.row_moments(keep) if self._full(form.shape[0]) else form.row_energy(keep)
-
-    def _column_moments(self, form: PerExample, keep: Tensor) -> Tensor:
-        return form.column_moments(keep) if self._full(math.prod(form.shape[1:])) else form.column_energy(keep)
+    def _details(self, form: PerExample) -> dict[Side, Detail]:
+        """How much of each side's moments is learnt."""
+        rows, columns = form.matrix
+        return {
+            "rows": "full" if self._full(rows) else "diagonal",
+            "columns": "full" if self._full(columns) else "diagonal",
+        }
 
     def thin_statistics(self, form: PerExample, keep: Tensor) -> Statistics:
         if len(form.shape) < 2:
             return self.statistics(form, keep)
-        rows = form.row_vectors(keep) if self._low_rank(form.shape[0]) else None
-        columns = form.column_vectors(keep) if self._low_rank(math.prod(form.shape[1:])) else None
-        if rows is None and columns is None:
-            return self.statistics(form, keep)
-        return {
-            **({"rows": self._row_moments(form, keep)} if rows is None else {"rows" + THIN: rows}),
-            **({"columns": self._column_moments(form, keep)} if columns is None else {"columns" + THIN: columns}),
-        }
+        found: Statistics = {}
+        details = self._details(form)
+        for side, size in zip(list(details), form.matrix, strict=True):
+            vectors = form.vectors(keep, side) if self._low_rank(size) else None
+            if vectors is not None:
+                found[side + THIN] = vectors
+                del details[side]
+        return {**found, **form.moments(keep, details)}
 
     def _low_rank(self, size: int) -> bool:
         return bool(self.rank) and self._full(size) and size > 2 * (self.rank or 0)

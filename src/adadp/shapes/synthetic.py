@@ -95,7 +95,7 @@ class Probe(Source):
             gradients = model.gradients_of(inputs, lambda outputs: self.loss(outputs, self.generator))
             count += gradients.count
             finite = gradients.finite()
-            gradients.bring_squares()
+            gradients.cache_square_sums()
             for name, form in gradients.forms.items():
                 if name in parameters:
                     # Vectors cannot be averaged over time: there would be more and more of them.

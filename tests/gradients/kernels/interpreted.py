@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from adadp.gradients.forms.per_example import planned_for
 from adadp.gradients.kernels import reference, triton_half_precision, triton_outer, triton_products, triton_rows
 from adadp.gradients.kernels import with_triton as kernels
-from adadp.gradients.kernels.reference import Halves
+from adadp.gradients.kernels.reference import Float16Factor
 from adadp.gradients.kernels.triton_products import Blocks, clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_splits import most_parts, programs_per_tile, whole
 from adadp.gradients.layers.convolution import Geometry
@@ -223,7 +222,7 @@ def test_tiles_of_any_size(blocks: Blocks) -> None:
     same(norms(operands, bound, "ieee", blocks), reference.convolution_norms(outputs, inputs, way, bound))
 
 
-def same_halves(found: Halves, expected: Halves, tokens: int) -> None:
+def same_halves(found: Float16Factor, expected: Float16Factor, tokens: int) -> None:
     """The same values and units; beyond the tokens and columns that there are, zeros."""
     assert found.size == expected.size
     assert torch.equal(found.unit, expected.unit)
@@ -472,13 +471,11 @@ def test_vectors_leave_half_of_their_memory(monkeypatch: pytest.MonkeyPatch, mom
 def test_how_examples_are_shared_is_planned() -> None:
     """As a lot of 600 would be, however many were drawn; and no plan is too large to be made."""
     alone = programs_per_tile(16, 600, 4, 8, 4, CPU, kept=1060, part=240_000)
-    with planned_for(600):
-        for drawn_ in (1, 550, 600, 650, 2000):
-            splits, each = programs_per_tile(16, drawn_, 4, 8, 4, CPU, kept=1060, part=240_000)
-            assert each == alone[1]
-            assert (splits - 1) * each < drawn_ <= splits * each
-    with planned_for(10**9):
-        assert programs_per_tile(1, 600, 8, 1, 1, CPU)[0] == 1
+    for drawn_ in (1, 550, 600, 650, 2000):
+        splits, each = programs_per_tile(16, drawn_, 4, 8, 4, CPU, planned=600, kept=1060, part=240_000)
+        assert each == alone[1]
+        assert (splits - 1) * each < drawn_ <= splits * each
+    assert programs_per_tile(1, 600, 8, 1, 1, CPU, planned=10**9)[0] == 1
 
 
 def test_more_entries_than_32_bits_count_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import torch
 
 from adadp.errors import ConfigurationError
 from adadp.gradients import Gradients, kernels
-from adadp.gradients.forms.per_example import Dense, PerExample
+from adadp.gradients.forms.dense import Dense
+from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.forms.products import Products
 from adadp.gradients.kernels import kernel, reference
 from adadp.gradients.layers.convolution import Convolution, Geometry

@@ -2,7 +2,7 @@
 
 Hooks replace a layer's parameters by detached aliases while it runs, so autograd computes the layer's input gradient
 and *not* its weight gradient, and thread its output through a `Tap`. When the backward pass reaches the tap, the
-layer's input and its output gradient are both at hand: they are all that per-example gradients are made of.
+layer's input and its output gradient are both known: per-example gradients are made of nothing else.
 
 What must not happen is that a parameter receives an ordinary gradient, summed over examples that nobody clipped. So
 while any module of the tree runs, every trainable parameter that no layer is using is replaced by a *sentinel*, a
@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,20 +25,35 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
-from adadp.gradients.capture.slot import Slot
-from adadp.gradients.capture.tap import Call, Record, Tap, backward_pass
-from adadp.gradients.forms.per_example import PerExample, merged
-from adadp.gradients.layers.fallback import ThroughFunc
-from adadp.gradients.layers.layer import Layer, known_layer
+from adadp.gradients.capture.hooks import Hooks
+from adadp.gradients.capture.tap import Record, Tap, TappedCall, backward_pass
+from adadp.gradients.capture.tree import Tree
+from adadp.gradients.forms.dense import merged
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.layers.layer import Layer
 from adadp.gradients.rounding import exact_arithmetic
 
 
 @dataclass
 class Observed:
-    """What modules gave and what layers were given, while `Capture.observing` was on."""
+    """What modules returned and what layers were given inside `Capture.observing`."""
 
     outputs: list[tuple[str, list[Tensor]]] = field(default_factory=list)
     inputs: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # a layer's, with the output it gave
+
+
+@dataclass
+class Work:
+    """What modules run for at the moment: one microbatch, or something beside it (`Capture.aside`)."""
+
+    tag: object = None  # which microbatch
+    count: int | None = None  # its examples
+    planned: int | None = None  # how many examples such a microbatch is planned for, a public number
+    aside: bool = False
+    uses: Counter[str] = field(default_factory=Counter)  # calls that used a parameter, by its name
+    anchors: list[Tensor] = field(default_factory=list)  # of its passes
+    records: list[Record] = field(default_factory=list)  # of calls that a backward pass came through
+    refusals: list[str] = field(default_factory=list)  # why such a call's gradients must not be used
 
 
 class FirstCall(Protocol):
@@ -50,8 +65,18 @@ class FirstCall(Protocol):
 class Capture:
     """Watches one module tree and collects its per-example gradients. Nothing is written on the parameters.
 
-    Modules named in `through_func` are differentiated by `torch.func` as a whole, `chunk` examples at a time, and so is
-    every module with parameters that no layer knows; `notices` says which.
+    Args:
+        module: the root of the tree.
+        batch_first: whether sequences come as [n, T, ...]; if not, as [T, n, ...].
+        through_func: names of modules that `torch.func` differentiates as a whole. So is every module with parameters
+            of its own that no layer knows; `notices` says which.
+        chunk: how many examples torch.func differentiates at a time.
+
+    Raises:
+        UnsupportedModuleError: a module of the tree has no per-example gradients.
+
+    Guarantee: every use of a trainable parameter in the forward pass is either part of what `take` returns, example by
+    example, or makes `take` raise.
     """
 
     def __init__(
@@ -60,8 +85,6 @@ class Capture:
         self.module = module
         self.batch_first = batch_first
         self.chunk = chunk
-        self.tag: object = None  # which microbatch is being worked on, and how many examples it has
-        self.count: int | None = None
         self.on_first_call: FirstCall | None = None
         self.before_pass: Callable[[], None] | None = None  # called before the model runs on a microbatch
         self.after_call: Callable[[Any], None] | None = None  # called with what an outermost module returned
@@ -69,71 +92,25 @@ class Capture:
         self.refusal: str | None = None
         #: Makes of a parameter's gradients all that is needed of them, as soon as they are complete.
         self.bound_early: Callable[[str, PerExample], PerExample] | None = None
-        self.notices: list[str] = []
-        self._module_names = {id(part): name for name, part in module.named_modules()}
-        first_names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._slots = [
-            Slot(owner, attribute, parameter, first_names[id(parameter)])
-            for owner in module.modules()
-            for attribute, parameter in owner._parameters.items()
-            if parameter is not None
-        ]
-        self._layers: dict[int, Layer] = {}
-        self._slots_of: dict[int, dict[str, Slot]] = {}  # of a watched module: its own names -> slots
+        self._tree = Tree(module, frozenset(through_func), chunk)
+        self.notices = self._tree.notices
+        self._work = Work()
         self._running: list[bool] = []
         self._anchor = torch.zeros((), requires_grad=True)
-        self._uses: Counter[str] = Counter()  # calls that used a parameter, by its name, for this microbatch
         self._staged: list[Record] = []
-        self._records: list[Record] = []
-        self._refusals: list[str] = []  # of calls that a backward pass came through
-        self._anchors: list[Tensor] = []  # of the passes of this microbatch
         self._observed: Observed | None = None
-        self._apart = False  # inside `aside`
         self._asleep = threading.local()  # a thread's own: others may run the model meanwhile
         self._sleepers = 0  # threads that differentiate modules: torch.func puts tensors of its own in their places
         self._handles: list[Any] = []
-        self._watch(frozenset(through_func))
-
-    # ---- before training ---------------------------------------------------------------------------------------
-
-    def _watch(self, through_func: frozenset[str]) -> None:
-        unknown = through_func - set(self._module_names.values())
-        if unknown:
-            raise UnsupportedModuleError(f"through_func names no module of this model: {sorted(unknown)}")
-        slots: dict[int, dict[str, Slot]] = {}
-        for slot in self._slots:
-            slots.setdefault(id(slot.module), {})[slot.attribute] = slot
-        answered: set[int] = set()  # below an atomic layer: never called through their hooks
-        watched = []
-        for name, part in self.module.named_modules():
-            if id(part) in answered:
-                continue
-            watched.append(part)
-            forced = name in through_func
-            if not forced and id(part) not in slots:
-                continue
-            layer = None if forced else known_layer(part)
-            if layer is None:
-                layer = ThroughFunc()
-                self.notices.append(
-                    f"{name or 'the model'} ({type(part).__name__}): no rule for this kind of module, so its "
-                    f"per-example gradients go through torch.func, {self.chunk} examples at a time"
-                )
-            layer.check(part, name or type(part).__name__)
-            self._layers[id(part)] = layer
-            own = dict(slots.get(id(part), {}))
-            if layer.atomic:
-                for below, child in part.named_modules():
-                    answered.add(id(child))
-                    own |= {f"{below}.{k}" if below else k: slot for k, slot in slots.get(id(child), {}).items()}
-            self._slots_of[id(part)] = own
-        for part in watched:
-            hooks = _Hooks(self)
+        for part in self._tree.watched:
+            hooks = Hooks(self)
             # First of all: a hook that computes with the parameters must not find the parameters themselves.
             self._handles.append(part.register_forward_pre_hook(hooks.before, with_kwargs=True, prepend=True))
             self._handles.append(part.register_forward_hook(hooks.after, with_kwargs=True, always_call=True))
-            if id(part) in self._layers:
-                self._layers[id(part)].install(part, self)
+            if layer := self._tree.layer(part):
+                layer.install(part, self)
+
+    # ---- between passes ----------------------------------------------------------------------------------------
 
     def detach(self) -> None:
         """Remove every hook; the module is an ordinary one again."""
@@ -141,8 +118,8 @@ class Capture:
             handle.remove()
         self._handles.clear()
         for part in self.module.modules():
-            if id(part) in self._layers:
-                self._layers[id(part)].uninstall(part)
+            if layer := self._tree.layer(part):
+                layer.uninstall(part)
 
     @property
     def attached(self) -> bool:
@@ -150,36 +127,49 @@ class Capture:
         return bool(self._handles)
 
     @property
+    def tag(self) -> object:
+        """Which microbatch is being worked on."""
+        return self._work.tag
+
+    @property
+    def count(self) -> int | None:
+        """How many examples it has; None outside a microbatch."""
+        return self._work.count
+
+    @property
     def recorded(self) -> bool:
         """Whether a backward pass came through a watched layer since the last `take`."""
-        return bool(self._records)
+        return bool(self._work.records)
 
     @property
     def records(self) -> int:
         """How many calls of layers backward passes came through since the last `take`."""
-        return len(self._records)
+        return len(self._work.records)
 
     @property
     def halved(self) -> bool:
         """Whether output gradients came in half precision since the last `take`."""
-        return any(record.halved for record in self._records)
+        return any(record.halved for record in self._work.records)
 
-    def work_on(self, tag: object, count: int) -> None:
-        """What runs from now on works on the microbatch `tag` of `count` examples."""
-        self.tag, self.count = tag, count
-        self._uses, self.bound_early = Counter(), None
-        self._anchors = []
+    def work_on(self, tag: object, count: int, planned: int | None = None) -> None:
+        """What runs from now on works on the microbatch `tag` of `count` examples.
+
+        `planned` is the public number of examples that forms choose their arithmetic for (see `PerExample`).
+        """
+        self._work = replace(self._work, tag=tag, count=count, planned=planned, uses=Counter(), anchors=[])
+        self.bound_early = None
 
     # ---- while modules run -------------------------------------------------------------------------------------
 
     def watches(self, module: nn.Module) -> bool:
-        """Whether a call of `module` is to be seen: it is part of the tree (not a copy) and we are not asleep.
+        """Whether a call of `module` is to be seen: it is part of the tree (not a copy) and no layer runs it again.
 
-        What was compiled with the hooks on calls them still when they were taken off.
+        A compiled module still calls hooks that it was compiled with after they were removed.
         """
-        return not getattr(self._asleep, "here", False) and self.attached and id(module) in self._module_names
+        return not getattr(self._asleep, "here", False) and self.attached and module in self._tree
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A watched module is about to run: lend its layer the parameters; begin a pass if it is the outermost one."""
         active = torch.is_grad_enabled()
         if active and not any(self._running):
             # What checkpointing runs again in the backward pass was part of a module that ran before.
@@ -193,11 +183,12 @@ class Capture:
                         self.before_pass()
             self._begin_pass()
         self._running.append(active)
-        if active and id(module) in self._layers:
-            for slot in self._slots_of[id(module)].values():
+        if active and self._tree.layer(module) is not None:
+            for slot in self._tree.slots_of(module).values():
                 slot.lend()
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """A watched module has run, or raised: its layer taps the output, and the parameters are guarded again."""
         if not self._running or not self._running.pop():  # empty when the check of the first call refused it
             return None
         try:
@@ -206,38 +197,31 @@ class Capture:
                 parts = tree_leaves(output, is_leaf=lambda part: isinstance(part, PackedSequence))
                 leaves = [leaf for leaf in parts if isinstance(leaf, Tensor)]
                 self._observed.outputs.append((self.module_name(module), [leaf.detach().clone() for leaf in leaves]))
-            layer = self._layers.get(id(module))
+            layer = self._tree.layer(module)
             if layer is not None:
-                for slot in self._slots_of[id(module)].values():
+                for slot in self._tree.slots_of(module).values():
                     slot.guard()
                 output = None if output is None else layer.after(self, module, args, kwargs, output)
-            if self.after_call is not None and self.count is not None and not any(self._running) and not self._apart:
+            outermost = not any(self._running) and not self._work.aside
+            if self.after_call is not None and self.count is not None and outermost:
                 self.after_call(output)
             return None if layer is None else output
         finally:
             if not any(self._running):
-                for slot in self._slots:
-                    slot.restore()
+                self._tree.restore()
 
     def _begin_pass(self) -> None:
-        replaced = next((slot.name for slot in self._slots if slot.replaced), None)
-        # Putting the watched one back at the end of the pass would undo what the user did.
-        if replaced is not None and not self._sleepers:
-            raise TrainingLoopError(
-                f"{replaced} is not the parameter that was made private: it was replaced or tied since "
-                "(load_state_dict(assign=True), decoder.weight = embedding.weight). Change the model first, then call "
-                "make_private; load weights without assign=True."
-            )
-        for slot in self._slots:
-            slot.guard()
+        if not self._sleepers:
+            self._tree.refuse_replaced()
+        self._tree.guard()
         # `backward()` accumulates into the anchor, `torch.autograd.grad` does not: only the former commits what
         # the taps have staged, so that gradients taken for another purpose leave nothing behind.
         staged: list[Record] = []
         self._staged = staged
         self._anchor = torch.zeros((), requires_grad=True)
-        if self.count is not None or self._observed is not None or self._apart:
-            self._anchors.append(self._anchor)
-        records, refusals = self._records, self._refusals
+        if self.count is not None or self._observed is not None or self._work.aside:
+            self._work.anchors.append(self._anchor)
+        records, refusals = self._work.records, self._work.refusals
         refusal, self.refusal = self.refusal, None
 
         def commit(_: Tensor) -> None:
@@ -260,10 +244,9 @@ class Capture:
         used: Collection[str] | None = None,
     ) -> tuple[Tensor, ...]:
         """Keep `saved` and `context` until the gradients of `outputs` arrive; returns the outputs to use instead."""
-        slots = self._slots_of[id(module)]
         names = {
             own: slot.name
-            for own, slot in slots.items()
+            for own, slot in self._tree.slots_of(module).items()
             if slot.parameter.requires_grad and (used is None or own in used)
         }
         if not names:
@@ -271,9 +254,9 @@ class Capture:
         if self._observed is not None and saved:
             self._observed.inputs.append((self.module_name(module), saved[0].detach(), outputs[0].detach()))
         recomputed = backward_pass() != -1
-        call = Call(self, layer, module, names, context, self.tag, self._staged, recomputed)
+        call = TappedCall(self, layer, module, names, context, self.tag, self._work.planned, self._staged, recomputed)
         if self._observed is None and not recomputed:
-            self._uses.update(names.values())
+            self._work.uses.update(names.values())
         kept = [tensor.detach() for tensor in saved]
         # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap;
         # nor is a leaf, which a hook makes of an embedding's output where checkpoints need one (Hugging Face).
@@ -289,22 +272,22 @@ class Capture:
 
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
         """The value of a module's parameter, cut off from the graph."""
-        slot = self._slots_of[id(module)].get(name)
+        slot = self._tree.slots_of(module).get(name)
         return None if slot is None else slot.alias
 
     def module_name(self, module: nn.Module) -> str:
         """The module's name in the tree, for messages."""
-        return self._module_names.get(id(module), "") or type(module).__name__
+        return self._tree.name(module)
 
     # ---- while the backward pass runs --------------------------------------------------------------------------
 
-    def complete(self, call: Call) -> bool:
+    def complete(self, call: TappedCall) -> bool:
         """Whether nothing else will come to the parameters of a call, so that they can be bounded at once.
 
         If something does come, with a second backward pass, it is refused (`Clamped.joined`).
         """
         known = self.bound_early is not None and call.tag is self.tag and not call.recomputed
-        return known and all(self._uses[name] == 1 for name in call.names.values())
+        return known and all(self._work.uses[name] == 1 for name in call.names.values())
 
     def bounded(self, record: Record) -> dict[str, PerExample] | None:
         """What is needed of a complete call's gradients, by the module's own names.
@@ -347,51 +330,52 @@ class Capture:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Collect into a place of its own: gradients taken inside do not mix with those already recorded."""
-        outer = self._records, self.tag, self.count, self._uses, self.bound_early
-        kept = self._anchors, self._refusals, self.refusal, self._apart
-        self._records, self.tag, self.count, self._uses, self.bound_early = [], object(), None, Counter(), None
-        self._anchors, self._refusals, self.refusal, self._apart = [], [], None, True
+        outer = self._work, self.refusal, self.bound_early
+        self._work, self.refusal, self.bound_early = Work(tag=object(), aside=True), None, None
         try:
             yield
         finally:
-            self._records, self.tag, self.count, self._uses, self.bound_early = outer
-            self._anchors, self._refusals, self.refusal, self._apart = kept
+            self._work, self.refusal, self.bound_early = outer
 
     def differentiate(self, total: Tensor, *also: Tensor, retain_graph: bool = False) -> None:
         """A backward pass from `total` that the layers see and that no parameter gets a gradient from.
 
         `also` are leaves that do get one.
         """
-        if total.requires_grad and (self._anchors or also):
-            torch.autograd.backward(total, inputs=[*self._anchors, *also], retain_graph=retain_graph)
+        if total.requires_grad and (self._work.anchors or also):
+            torch.autograd.backward(total, inputs=[*self._work.anchors, *also], retain_graph=retain_graph)
 
     def look(self) -> dict[str, PerExample]:
         """The gradients recorded so far, of however many examples, forgotten here as by `take`.
 
         What has run may still be differentiated, and is recorded then.
         """
-        records = list(self._records)
-        self._records.clear()
+        records = list(self._work.records)
+        self._work.records.clear()
         with self._sleeping(), exact_arithmetic():
             return self._forms(records, None)
 
     def discard(self) -> None:
         """Forget what was recorded. A pass that has run may still be differentiated, and is recorded then."""
-        self._records.clear()
-        self._refusals.clear()
+        self._work.records.clear()
+        self._work.refusals.clear()
 
     def take(self, count: int) -> dict[str, PerExample]:
         """The gradients recorded since the last call, by parameter name; they are forgotten here.
 
-        Raises where a gradient was seen that no layer answers for, or that is not of this microbatch's `count`
-        examples.
+        Args:
+            count: how many examples the microbatch has.
+
+        Raises:
+            UnsupportedModuleError: a parameter was used where no layer saw it, or a gradient has not `count` examples.
+            TrainingLoopError: a gradient belongs to another microbatch, or to a call made inside a backward pass.
         """
-        taken, self._records = self._records, []
+        taken, self._work.records = self._work.records, []
         records = list(taken)
         taken.clear()  # the pass that filled it holds it still, and with it all that was recorded
-        self._refuse_unseen_uses()
-        refusals = list(self._refusals)
-        self._refusals.clear()
+        self._tree.refuse_unseen_uses()
+        refusals = list(self._work.refusals)
+        self._work.refusals.clear()
         if refusals:
             raise UnsupportedModuleError(refusals[0])
         with self._sleeping(), exact_arithmetic():
@@ -408,7 +392,7 @@ class Capture:
                 parts.setdefault(call.names[own], []).append(form)
         return {name: merged(forms) for name, forms in parts.items()}
 
-    def _refuse_count(self, call: Call, form: PerExample, count: int) -> None:
+    def _refuse_count(self, call: TappedCall, form: PerExample, count: int) -> None:
         if form.count != count:
             raise UnsupportedModuleError(
                 f"{self.module_name(call.module)}: its input holds {form.count} examples where the microbatch has "
@@ -417,18 +401,7 @@ class Capture:
                 "loss."
             )
 
-    def _refuse_unseen_uses(self) -> None:
-        for slot in self._slots:
-            if slot.sentinel.grad is not None:
-                slot.sentinel.grad = None
-                raise UnsupportedModuleError(
-                    f"{slot.name} is used in the forward pass outside {self.module_name(slot.module)}, the module that "
-                    "owns it (F.linear(x, other.weight), for instance), so its per-example gradients were not seen. "
-                    "Share the parameter instead (decoder.weight = embedding.weight), or name the module that uses it "
-                    "in through_func=[...] ('' for the whole model)."
-                )
-
-    def _refuse_misplaced(self, call: Call) -> None:
+    def _refuse_misplaced(self, call: TappedCall) -> None:
         if call.recomputed:
             raise TrainingLoopError(
                 f"{self.module_name(call.module)} ran again inside the backward pass: reentrant checkpointing "
@@ -439,50 +412,3 @@ class Capture:
                 "a backward pass of an earlier lot or microbatch was not followed by optimizer.step(). Call step() "
                 "after every batch of the loader; lots larger than memory are cut by max_physical_batch_size=."
             )
-
-
-class _Hooks:
-    """The two hooks. A module that was copied keeps them, but is not the one that is watched: they do nothing there."""
-
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-        # torch.compile takes the model apart here and leaves these alone: what they note is not of its graph. Where it
-        # is not at work, they are called as they are, which is cheaper.
-        self._before = torch.compiler.disable(capture._before)  # type: ignore[no-untyped-call]
-        self._after = torch.compiler.disable(capture._after)  # type: ignore[no-untyped-call]
-
-    def __deepcopy__(self, memo: Any) -> _Hooks:
-        return self
-
-    def __reduce__(self) -> Any:
-        return _NoHooks, ()  # a pickled module is an ordinary one
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._capture.watches(module):
-            before = self._before if torch.compiler.is_dynamo_compiling() else self._capture._before
-            before(module, args, kwargs)
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if self._capture.watches(module):
-            after = self._after if torch.compiler.is_dynamo_compiling() else self._capture._after
-            return after(module, args, kwargs, output)
-        return None
-
-
-def copied_from(module: nn.Module) -> nn.Module | None:
-    """The watched module that this one is a copy of, as its hooks tell; None where it is none."""
-    for hook in module._forward_pre_hooks.values():
-        owner = getattr(hook, "__self__", None)
-        if isinstance(owner, _Hooks) and owner._capture.module is not module:
-            return owner._capture.module
-    return None
-
-
-class _NoHooks:
-    """What the hooks of an unpickled module are: nothing."""
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Do nothing."""

@@ -1,4 +1,4 @@
-"""One call of a layer: what it was given, kept until its output gradients come back, and what is made of both."""
+"""The tap on a layer's output: it keeps the layer's inputs until the gradients of its outputs arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.forms.per_example import PerExample
-from adadp.gradients.layers.layer import Layer
+from adadp.gradients.layers.layer import Layer, LayerCall
 from adadp.gradients.rounding import exact_arithmetic
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of one layer, as its tap remembers it."""
+class TappedCall:
+    """One call of one layer, before a backward pass came through it."""
 
     capture: Capture
     layer: Layer
@@ -28,14 +28,15 @@ class Call:
     names: Mapping[str, str]  # the module's own name of each trainable parameter it used -> its name in the tree
     context: Any
     tag: object  # which microbatch was being worked on
+    planned: int | None  # how many examples such a microbatch is planned for
     staged: list[Record]
     recomputed: bool  # made while a backward pass was running
 
 
 class Record:
-    """A call that a backward pass came through: what came, or what was made of it at once."""
+    """A call that a backward pass came through, with the gradients of its outputs, or with forms made from them."""
 
-    def __init__(self, call: Call, saved: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    def __init__(self, call: TappedCall, saved: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
         self.call = call
         self.backward = backward_pass()  # torch's number of that pass
         self.halved = any(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients)
@@ -52,7 +53,8 @@ class Record:
         if self._parts is None:
             return self._forms
         call, (saved, gradients) = self.call, self._parts
-        return call.layer.per_example(call.module, call.context, saved, gradients, call.names.keys())
+        wanted = call.names.keys()
+        return call.layer.per_example(LayerCall(call.module, call.context, saved, gradients, wanted, call.planned))
 
 
 def backward_pass() -> int:
@@ -69,7 +71,7 @@ class Tap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, call: Call, outputs: int, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, anchor: Tensor, call: TappedCall, outputs: int, *tensors: Tensor) -> Any:
         ctx.call, ctx.rest = call, len(tensors) - outputs
         ctx.mark_dirty(*tensors[:outputs])
         ctx.save_for_backward(*tensors[outputs:])

@@ -1,6 +1,6 @@
-"""Symmetric matrices that gradients are multiplied by: what a power of second moments is, and how it is applied.
+"""Symmetric matrices that gradients are multiplied by, such as powers of second moments.
 
-A factor knows upper bounds on the norms of what it makes, often without making it.
+A factor computes upper bounds on the norms of its products, often without computing the products.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Factor(ABC):
 
     #: Whether `norms` is much cheaper than `apply`.
     low_rank: ClassVar[bool] = False
-    #: How much more rounding errors of `tensor` can weigh in `tensor @ F` than in `tensor`: largest over smallest
-    #: eigenvalue; NaN or infinite where F is no good. 1 where F mixes no coordinates: each keeps its relative error.
+    #: Condition number of F, largest over smallest eigenvalue: by how much `tensor @ F` can amplify relative errors of
+    #: `tensor`. NaN or infinite where F is unusable. 1 where F mixes no coordinates: each keeps its relative error.
     spread: float = 1.0
 
     @property
     def growth(self) -> float | Tensor:
-        """About how much rounding errors grow in a product with it; what cancels is measured by them."""
+        """About by how much absolute rounding errors grow in a product with F; `norm_floor` grows by the same."""
         return 1.0
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Factor(ABC):
         return self.apply(tensor.mT).mT
 
     def apply_unscaled(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`tensor @ F` up to a number, and that number where there is one: a pass over all tokens less."""
+        """`tensor @ F` divided by a number, and that number, or None for 1. Saves a pass over all tokens."""
         return self.apply(tensor), None
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Factor(ABC):
         """F itself."""
 
     def times_columns(self, right: Factor, rows: int, columns: int) -> Tensor | None:
-        """The matrix [rows, columns] that L g R multiplies g by elementwise, where it does only that."""
+        """The matrix S [rows, columns] with L g R = S * g elementwise, or None where there is none."""
         sides = (self, rows), (right, columns)
         if not all(isinstance(side, Identity | DiagonalFactor) for side, _ in sides):
             return None
@@ -81,7 +81,7 @@ def _measurable(tensor: Tensor, lengths: Tensor) -> Tensor:
 
 
 class Identity(Factor):
-    """Leaves everything as it is."""
+    """F = I."""
 
     def apply(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -95,7 +95,7 @@ class Identity(Factor):
 
 @dataclass(frozen=True)
 class DiagonalFactor(Factor):
-    """One value for each coordinate."""
+    """F = diag(values)."""
 
     values: Tensor
 
@@ -115,7 +115,7 @@ class DiagonalFactor(Factor):
 
 @dataclass(frozen=True)
 class Full(Factor):
-    """All entries."""
+    """F by all its entries."""
 
     values: Tensor
     reach: Tensor  # its Frobenius norm, float64
@@ -142,7 +142,7 @@ class Full(Factor):
 
 @dataclass(frozen=True)
 class LowRank(Factor):
-    """A few directions of their own, one value for all the others: rest * I + U diag(top - rest) U^T."""
+    """F = rest * I + U diag(top - rest) U^T: eigenvalues `top` in a few directions, `rest` in all others."""
 
     low_rank: ClassVar[bool] = True
 
@@ -162,7 +162,7 @@ class LowRank(Factor):
         return torch.addcmul(inner @ basis.T, tensor, rest)
 
     def apply_left(self, tensor: Tensor) -> Tensor:
-        # Not as a transpose: what is made lies in memory as what it is made of.
+        # Not as a transpose: the result then has the memory layout of `tensor`.
         basis, rest = self.basis.to(tensor.dtype), self.rest.to(tensor.dtype)
         inner = (self.top.to(tensor.dtype) - rest).unsqueeze(1) * (basis.T @ tensor)
         return torch.addcmul(basis @ inner, tensor, rest)

@@ -1,8 +1,8 @@
 """Products of long sequences on a GPU, in half precision: twice as fast as TF32, and no less exact.
 
-A TF32 product cuts each factor to eleven bits. So does float16, whose range is too small for gradients, but large
-enough once each example has been scaled by a power of two of its own. What is cut is cut once: the norm is taken of the
-same numbers that are then summed, so only the additions' rounding stands between the two.
+A TF32 product truncates each factor to eleven bits. So does float16, whose range is too small for gradients, but large
+enough once each example has been scaled by a power of two of its own. The factors are truncated once, and the norm is
+taken of the same numbers that are then summed: the two differ by the rounding of additions alone.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adadp.gradients.forms.factors import Factor
-from adadp.gradients.forms.per_example import PerExample, Scaled, between, stored_or_recomputed
+from adadp.gradients.forms.dense import Unstored
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.forms.scaled import Scaled
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import MOST_ENTRIES, Halves, Sums, halves_dense
+from adadp.gradients.kernels.reference import MOST_ENTRIES, Float16Factor, Sums, halves_dense
 from adadp.gradients.rounding import matmul_precision
 
 FEWEST_TOKENS = 16  # of which matrix units multiply whole blocks
 
 
 def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:
-    """Whether the user lets products of these factors, [n, T, rows] and [n, T, columns], be cut to eleven bits."""
+    """Whether products of these factors, [n, T, rows] and [n, T, columns], may be truncated to eleven bits.
+
+    That is the user's choice (`torch.set_float32_matmul_precision`).
+    """
     tokens, rows, columns = outputs.shape[1], outputs.shape[2], inputs.shape[2]
     if not outputs.is_cuda or outputs.dtype != torch.float32 or tokens < FEWEST_TOKENS:
         return False
@@ -31,18 +35,26 @@ def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:
     return small and matmul_precision() != "highest"
 
 
-class HalvedProducts(PerExample):
-    """g_n = sum_t b_nt a_nt^T for b `outputs` [n, T, rows] and a `inputs` [n, T, columns], both cut to float16.
+class HalvedProducts(Unstored):
+    """g_n = sum_t b_nt a_nt^T for factors that were truncated to float16; every result is of these products.
 
-    Whatever is asked of it is of these cut gradients. `lengths` are upper bounds on the norms of each example's two
-    factors, each [n].
+    Args:
+        outputs: b, [n, T, rows].
+        inputs: a, [n, T, columns].
+        lengths: upper bounds on the norms of each example's two factors, each [n].
+        shape, planned: see `PerExample`.
     """
 
-    def __init__(self, outputs: Tensor, inputs: Tensor, lengths: tuple[Tensor, Tensor], shape: Sequence[int]) -> None:
-        self.count, self.shape = len(outputs), torch.Size(shape)
+    def __init__(
+        self, outputs: Tensor, inputs: Tensor, lengths: tuple[Tensor, Tensor], shape: Sequence[int], planned: int
+    ) -> None:
+        super().__init__(len(outputs), shape, planned)
         self._like = outputs.new_empty(0)
         cut = kernel("halves", outputs)
-        self._factors: tuple[Halves, Halves] = cut(outputs, lengths[0]), cut(inputs, lengths[1])
+        self._factors: tuple[Float16Factor, Float16Factor] = (
+            cut(outputs, lengths[0], planned),
+            cut(inputs, lengths[1], planned),
+        )
         # Matrix units cut what they add to about the last bit of the largest, sixteen terms at a time; once where norms
         # are taken and once where sums are. All partial sums are bounded by |a| |b|.
         self._rounding = (16 + 5 * outputs.shape[1]) * 2.0**-24
@@ -69,11 +81,6 @@ class HalvedProducts(PerExample):
     def scaled(self, scale: Tensor) -> PerExample:
         factor = scale.to(self._like.dtype)
         return Scaled(self, factor, lambda: self._bounds(factor.reshape(self.matrix)), self.weighted_sum)
-
-    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        return stored_or_recomputed(
-            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
-        )
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         limit = bound.reshape(self.matrix).to(self._like.dtype)

@@ -1,7 +1,7 @@
-"""Gradients h R, or L h, of factors that treat all directions alike but for a few: only what lies along those is made.
+"""Gradients h R, or L h, for a low-rank factor R = rest I + U D U^T with D = diag(top - rest).
 
-h R = rest h + (h U) diag(top - rest) U^T. The first part is measured and summed as h is, which may be sparse, or in
-fewer bits. The second is small, made for each example in all bits, and summed as it was measured.
+h R = rest h + (h U) D U^T. The first part is measured and summed as h is, which may be sparse or of lower precision. Of
+the second, only h U is computed: it is small, in full precision, and summed as it was measured.
 """
 
 from __future__ import annotations
@@ -13,23 +13,28 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adadp.gradients.forms.factors import IDENTITY, Factor, LowRank, last_bit
-from adadp.gradients.forms.per_example import Dense, PerExample, between, stored_or_recomputed
+from adadp.gradients.forms.dense import Dense, Unstored, between
+from adadp.gradients.forms.factors import IDENTITY, LowRank, last_bit
+from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.rounding import exact_arithmetic
 
 
-class AlongDirections(PerExample):
-    """`form`'s gradients times `factor`, on their right or on their left.
+class TimesLowRank(Unstored):
+    """`form`'s gradients h times a low-rank factor, on their right or on their left.
 
-    `make` gives h U for each example, [n, rows, k] (U^T h on the left, [n, k, columns]), and bounds [n] on how far that
-    is from what it is of the gradients that `form` adds to a sum.
+    Args:
+        form: h.
+        factor: R, with k directions U.
+        make: returns h U for each example, [n, rows, k] (U^T h on the left, [n, k, columns]), and bounds [n] on its
+            distance from the same product of the gradients that `form` adds to a sum.
+        on_left: multiply on the left.
     """
 
     def __init__(
         self, form: PerExample, factor: LowRank, make: Callable[[], tuple[Tensor, Tensor]], *, on_left: bool = False
     ) -> None:
+        super().__init__(form.count, form.shape, form.planned)
         self.form, self.factor, self._make, self._on_left = form, factor, make, on_left
-        self.count, self.shape = form.count, form.shape
 
     @cached_property
     def _along(self) -> tuple[Dense, Tensor]:
@@ -48,8 +53,8 @@ class AlongDirections(PerExample):
         squared = rest.square() * self.form.squared_norms() + lengths @ (top.square() - rest.square())
         squared += 2 * rest * wrong * turned.sqrt() + self.factor.skew * turned
         squared = squared.clamp_min(0) * (1 + 16 * last_bit(along.gradients))  # what is summed is rounded at the end
-        least = self.form.times_least(self.factor.growth)
-        squared = squared if least is None else torch.maximum(squared, least.square())
+        floor = self.form.floor_times(self.factor.growth)
+        squared = squared if floor is None else torch.maximum(squared, floor.square())
         return torch.where(turned.isfinite() & squared.isfinite(), squared, math.inf)
 
     def squared_norms(self) -> Tensor:
@@ -69,12 +74,3 @@ class AlongDirections(PerExample):
     def dense(self, examples: slice) -> Tensor:
         left, right = (self.factor, IDENTITY) if self._on_left else (None, self.factor)
         return between(left, self.form.dense(examples), right, self.shape)
-
-    def scaled(self, scale: Tensor) -> PerExample:
-        factor = scale.to(self._along[0].gradients.dtype)
-        return stored_or_recomputed(lambda examples: self.dense(examples) * factor, self.count, self.shape)
-
-    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        return stored_or_recomputed(
-            lambda examples: between(left, self.dense(examples), right, self.shape), self.count, self.shape
-        )

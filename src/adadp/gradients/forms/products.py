@@ -1,7 +1,7 @@
-"""Gradients that are products: of the tokens that a layer was given and the gradients that came back for them.
+"""Gradients that are products of a layer's inputs and the gradients of its outputs, summed over tokens.
 
-No example's gradient is made where its norm can be had from its two factors. Which way is taken is chosen from shapes
-alone.
+The two factors are kept, and an example's gradient is not computed where its norm follows from them. How norms and sums
+are computed is chosen from shapes and the planned number of examples alone.
 """
 
 from __future__ import annotations
@@ -14,22 +14,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from adadp.gradients.forms.dense import MOST_AMPLIFIED, Dense, Sandwiched, amplification, stored_or_recomputed
 from adadp.gradients.forms.factors import Factor, last_bit
 from adadp.gradients.forms.half_precision import HalvedProducts, may_be_halved
-from adadp.gradients.forms.per_example import (
-    DENSE_BYTES,
-    MOST_AMPLIFIED,
-    Dense,
-    PerExample,
-    Sandwiched,
-    Scaled,
-    amplification,
-    both_moments,
-    fits,
-    moments_room,
-    public,
-    stored_or_recomputed,
-)
+from adadp.gradients.forms.per_example import DENSE_BYTES, PerExample, Side, both_moments, moments_room
+from adadp.gradients.forms.scaled import Scaled, ScaledVectors
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Pair, Sums
 from adadp.gradients.rounding import (
@@ -47,11 +36,11 @@ from adadp.gradients.rounding import (
 
 @dataclass(frozen=True)
 class Costs:
-    """What the ways to norm and sum cost a device beside the product itself, whose one multiplication counts 1."""
+    """Costs of the ways to compute norms and sums, in units of one multiplication of the product itself."""
 
     gram: float  # a multiplication in a Gram matrix, which is taken in float64
     short_gram: float  # the same in float32, where that is enough
-    again: float  # a coordinate of a product that is made for its norm alone
+    again: float  # a coordinate of a product that is computed for its norm alone
     stored: float  # a coordinate that is stored, measured and summed
     most_stored: float  # coordinates stored for each value of the factors
 
@@ -71,18 +60,28 @@ GRAM_BYTES = 4 * 2**20
 class Products(PerExample):
     """g_n = sum_t b_nt a_nt^T: every layer that multiplies tokens by a matrix.
 
-    `inputs` has shape [n, T, columns], `outputs` [n, T, rows]; T = 1 for a layer on vectors. With `whole`, they are
-    never cut to half precision.
+    Args:
+        inputs: a, [n, T, columns]; T = 1 for a layer on vectors.
+        outputs: b, the gradients of the layer's outputs, [n, T, rows].
+        shape: the parameter's shape, [rows, columns] if None.
+        planned: see `PerExample`.
+        whole: never cut the factors to half precision.
     """
 
     def __init__(
-        self, inputs: Tensor, outputs: Tensor, shape: Sequence[int] | None = None, *, whole: bool = False
+        self,
+        inputs: Tensor,
+        outputs: Tensor,
+        shape: Sequence[int] | None = None,
+        *,
+        planned: int | None = None,
+        whole: bool = False,
     ) -> None:
         dtype = accumulation_dtype(outputs.dtype)
         self.inputs, self.outputs = inputs.to(dtype), outputs.to(dtype)
-        self.count, self.tokens, self.columns = self.inputs.shape
+        count, self.tokens, self.columns = self.inputs.shape
         self.rows = self.outputs.shape[2]
-        self.shape = torch.Size((self.rows, self.columns) if shape is None else shape)
+        super().__init__(count, (self.rows, self.columns) if shape is None else shape, planned)
         self._halves = not whole and may_be_halved(self.outputs, self.inputs)
 
     def joined(self, others: Sequence[PerExample]) -> PerExample | None:
@@ -91,11 +90,23 @@ class Products(PerExample):
         if len(parts) <= len(others):
             return None
         inputs = torch.cat([part.inputs for part in parts], 1)
-        return Products(inputs, torch.cat([part.outputs for part in parts], 1), self.shape)
+        return self._of(inputs, torch.cat([part.outputs for part in parts], 1))
+
+    def _of(self, inputs: Tensor, outputs: Tensor) -> Products:
+        """Products of other factors, for the same parameter, examples and plan."""
+        return Products(inputs, outputs, self.shape, planned=self.planned)
+
+    def whole(self) -> Products:
+        """The same, never cut to half precision."""
+        return Products(self.inputs, self.outputs, self.shape, planned=self.planned, whole=True)
 
     @cached_property
     def _way(self) -> str:
-        """The cheapest way to norm and weighted sum; `stored` only where it fits."""
+        """The cheapest way to compute norms and a weighted sum.
+
+        vectors: T = 1, |g| = |a| |b|. half: products in float16. gram: |g|^2 from the Gram matrices of a and b. again:
+        products computed for their norms and not kept. stored: products computed once and kept, where they fit.
+        """
         if self.tokens == 1:
             return "vectors"
         if self._halves:  # the fastest at all sizes
@@ -108,23 +119,23 @@ class Products(PerExample):
             "again": 2 * product + cost.again * entries,
         }
         # What is kept until all layers are measured stays of the order of what the backward pass keeps anyway.
-        if fits(self.count, self.shape, self.outputs.element_size()) and entries <= cost.most_stored * factors:
+        if self.fits(self.outputs.element_size()) and entries <= cost.most_stored * factors:
             ways["stored"] = product + cost.stored * entries
         return min(ways, key=lambda way: ways[way])
 
     @cached_property
     def _stored(self) -> Dense:
-        return Dense(self.dense(slice(0, self.count)))
+        return Dense(self.dense(slice(0, self.count)), planned=self.planned)
 
     @cached_property
     def _halved(self) -> HalvedProducts:
         return self._cut()
 
     def _cut(self) -> HalvedProducts:
-        return HalvedProducts(self.outputs, self.inputs, self._whole_lengths, self.shape)
+        return HalvedProducts(self.outputs, self.inputs, self._whole_lengths, self.shape, self.planned)
 
     @property
-    def least(self) -> Tensor | None:
+    def norm_floor(self) -> Tensor | None:
         return CANCELLED * self.reach if self.tokens > 1 else None
 
     @cached_property
@@ -133,14 +144,14 @@ class Products(PerExample):
             return self.vector_norms[2]
         if self._way == "half":
             return self._halved.squared_norms()
-        least = CANCELLED * self.reach
+        floor = CANCELLED * self.reach
         if self._way == "stored":
-            return torch.maximum(self._stored.squared_norms(), least.square())
+            return torch.maximum(self._stored.squared_norms(), floor.square())
         if self._way == "gram":
             bound = self.gram_norms().sqrt() + self.rounding()
         else:
             bound = self._product_norms().sqrt() + self.rounding(products=2)
-        return bounded_factors(torch.maximum(bound, least).square(), *self.largest_factors)
+        return bounded_factors(torch.maximum(bound, floor).square(), *self.largest_factors)
 
     @cached_property
     def vector_norms(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,16 +159,16 @@ class Products(PerExample):
 
         Upper bounds, each of shape [n].
         """
-        pair = self.pair
-        if pair is not None:
-            inputs, outputs, squared, _ = outer_norms([pair]).unbind()
+        operands = self.norm_operands
+        if operands is not None:
+            inputs, outputs, squared, _ = outer_norms([operands]).unbind()
             return outputs, inputs, squared
         outputs, inputs = norms(self.outputs), norms(self.inputs)
         squared = (outputs * inputs * (1 + 4 * unit_roundoff(self.outputs))).square()
         return outputs, inputs, bounded_factors(squared, torch.maximum(outputs, inputs))
 
     @property
-    def pair(self) -> Pair | None:
+    def norm_operands(self) -> Pair | None:
         on_cpu = self.tokens == 1 and self.outputs.is_cpu and self.outputs.dtype == torch.float32
         return (self.outputs[:, 0], self.inputs[:, 0]) if on_cpu else None
 
@@ -209,7 +220,7 @@ class Products(PerExample):
 
     @cached_property
     def _short_grams(self) -> bool:
-        """Whether float32 will do for Gram matrices: where tokens neither agree nor cancel, 0.4% of a norm is lost."""
+        """Whether Gram matrices may be in float32: it costs 0.4% of a norm whose tokens neither agree nor cancel."""
         known = not self.outputs.is_cuda and self.outputs.dtype == torch.float32
         some = self.inputs.numel() > 0 and self.outputs.numel() > 0
         return known and some and (self.rows + self.columns) * self.tokens <= 2.0**17
@@ -220,7 +231,7 @@ class Products(PerExample):
         return squared + (self.rows + self.columns + self.tokens) * 2.0**-52 * self.reach[examples].square()
 
     def _product_norms(self) -> Tensor:
-        """|sum_t b_t a_t^T|^2 of the products themselves, made for this alone."""
+        """|sum_t b_t a_t^T|^2 of the products themselves, which are not kept."""
         squared: Tensor = kernel("products_norms", self.outputs)(self.outputs, self.inputs)
         return squared * (1 + 2.0**-30)  # they are summed in float64
 
@@ -244,19 +255,19 @@ class Products(PerExample):
         return (outputs.flatten(0, 1).T @ inputs.flatten(0, 1)).view(self.shape)
 
     def _weighted_vectors(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        """The same of vectors filled up to whole lanes, without which products are slow; a bias's sum fits in there."""
+        """The same for T = 1, with columns padded to whole lanes; a column of the padding sums the bias's gradients."""
         wide = self.inputs.new_zeros(self.count, self.columns + -self.columns % LANES)
         wide[:, self.columns] = weights
         torch.mul(drop(self.inputs, keep)[:, 0], wide[:, self.columns, None], out=wide[:, : self.columns])
         sums = drop(self.outputs, keep)[:, 0].T @ wide
-        self._bias_at_hand = weights, keep, sums[:, self.columns]
+        self._bias_sum = weights, keep, sums[:, self.columns]
         return sums[:, : self.columns].reshape(self.shape)
 
-    _bias_at_hand: tuple[Tensor, Tensor | None, Tensor] | None = None
+    _bias_sum: tuple[Tensor, Tensor | None, Tensor] | None = None
 
     def bias_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor | None:
-        """The weighted sum of the outputs alone, where it came out of the last `weighted_sum`."""
-        found, self._bias_at_hand = self._bias_at_hand, None
+        """The weighted sum of the outputs alone, or None if the last `weighted_sum` did not compute it."""
+        found, self._bias_sum = self._bias_sum, None
         return found[2] if found is not None and found[0] is weights and found[1] is keep else None
 
     def dense(self, examples: slice) -> Tensor:
@@ -270,17 +281,17 @@ class Products(PerExample):
 
     def scaled(self, scale: Tensor) -> PerExample:
         if self.tokens == 1:
-            return ScaledVectors(self, scale.to(self.outputs.dtype))
+            return ScaledVectors(self, self.inputs[:, 0], self.outputs[:, 0], scale.to(self.outputs.dtype))
         factor = scale.to(self.outputs.dtype)
         if self._halves:
             return self._halved.scaled(factor)
         if self.outputs.is_cuda:
             return Scaled(self, factor, lambda: self._scaled_norms(factor), self._weighted_product)
-        least = self.times_least(factor.abs().amax())
-        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape, least)
+        floor = self.floor_times(factor.abs().amax())
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self, floor)
 
     def _scaled_norms(self, scale: Tensor) -> Tensor:
-        """Squared norms of products multiplied elementwise, made for this alone; [n]."""
+        """Squared norms of products multiplied elementwise, which are not kept; [n]."""
         matrix = scale.reshape(self.rows, self.columns)
         squared: Tensor = kernel("products_norms", self.outputs)(self.outputs, self.inputs, matrix)
         # No coordinate's error grows by more than the largest scale.
@@ -296,9 +307,9 @@ class Products(PerExample):
             return self._both_sides(left, right)
         amplified = amplification(self.outputs, left, right)
         # One matrix on both sides, in float64, or two vectors of each example.
-        cheaper = 8 * self.rows * self.columns <= public(self.count) * (self.rows + self.columns)
+        cheaper = 8 * self.rows * self.columns <= self.planned * (self.rows + self.columns)
         if not (cheaper and amplified <= MOST_AMPLIFIED):
-            return Products(right.apply(self.inputs), left.apply(self.outputs), self.shape)
+            return self._of(right.apply(self.inputs), left.apply(self.outputs))
 
         def measure() -> Tensor:
             outputs, inputs, _ = self.vector_norms
@@ -308,10 +319,10 @@ class Products(PerExample):
         return Sandwiched(self, left, right, measure)
 
     def _both_sides(self, left: Factor, right: Factor) -> PerExample:
-        """Each token's two vectors multiplied; what all of them are multiplied by alike is left to the sum."""
+        """Multiply each token's two vectors; a number common to all of them is applied to the sum instead."""
         inputs, columns = right.apply_unscaled(self.inputs)
         outputs, rows = left.apply_unscaled(self.outputs)
-        form = Products(inputs, outputs, self.shape)
+        form = self._of(inputs, outputs)
         if columns is None and rows is None:
             return form
         scale = (1.0 if rows is None else rows) * (1.0 if columns is None else columns)
@@ -332,21 +343,22 @@ class Products(PerExample):
         inputs, outputs = drop(self.inputs, keep)[:, 0], drop(self.outputs, keep)[:, 0]
         return (outputs.square().T @ inputs.square()).view(self.shape)
 
-    def row_moments(self, keep: Tensor) -> Tensor:
-        if self.tokens != 1:
-            return super().row_moments(keep)
-        outputs = drop(self.outputs, keep)[:, 0]
-        return (outputs * squares(drop(self.inputs, keep)).to(outputs.dtype).unsqueeze(1)).T @ outputs
-
-    def column_moments(self, keep: Tensor) -> Tensor:
-        if self.tokens != 1:
-            return super().column_moments(keep)
-        inputs = drop(self.inputs, keep)[:, 0]
-        return (inputs * squares(drop(self.outputs, keep)).to(inputs.dtype).unsqueeze(1)).T @ inputs
-
-    def both_moments(self, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def _full_moments(self, keep: Tensor, sides: Sequence[Side]) -> Sequence[Tensor]:
         if self.tokens == 1:
-            return self.row_moments(keep), self.column_moments(keep)
+            return [self._vector_moments(keep, side) for side in sides]
+        return self._token_moments(keep) if len(sides) == 2 else super()._full_moments(keep, sides)
+
+    def _sides(self, side: Side) -> tuple[Tensor, Tensor]:
+        """The factor that spans this side of the gradient, and the other one."""
+        return (self.outputs, self.inputs) if side == "rows" else (self.inputs, self.outputs)
+
+    def _vector_moments(self, keep: Tensor, side: Side) -> Tensor:
+        """sum_n |a_n|^2 b_n b_n^T, or the same with a and b exchanged."""
+        own, other = (drop(factor, keep) for factor in self._sides(side))
+        return (own[:, 0] * squares(other).to(own.dtype).unsqueeze(1)).T @ own[:, 0]
+
+    def _token_moments(self, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """The moments of rows and of columns, from gradients made once for both or from the tokens' inner products."""
         # Dropped before they are multiplied, and whole, though they may be cut elsewhere: no norm is taken of these.
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep)
         sides = self.rows + self.columns
@@ -362,17 +374,11 @@ class Products(PerExample):
         parts = (slice(start, start + step) for start in range(0, max(1, self.count), step))
         return both_moments((outputs[part].mT @ inputs[part] for part in parts), (self.rows, self.columns))
 
-    def row_vectors(self, keep: Tensor) -> Tensor | None:
-        return self._vectors(self.outputs, self.inputs, keep)
-
-    def column_vectors(self, keep: Tensor) -> Tensor | None:
-        return self._vectors(self.inputs, self.outputs, keep)
-
-    def _vectors(self, own: Tensor, other: Tensor, keep: Tensor) -> Tensor | None:
+    def vectors(self, keep: Tensor, side: Side) -> Tensor | None:
         if self.tokens != 1:
             return None
-        own = drop(own, keep)[:, 0]
-        return own * norms(drop(other, keep)).to(own.dtype).unsqueeze(1)
+        own, other = (drop(factor, keep) for factor in self._sides(side))
+        return own[:, 0] * norms(other).to(own.dtype).unsqueeze(1)
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         if self._halves:
@@ -388,7 +394,7 @@ class Products(PerExample):
         else:
             inputs = inputs * scale
         if self.tokens == 1:
-            sums: Sums = kernel("outer_clamped", outputs)(outputs[:, 0], inputs[:, 0], limit, moments)
+            sums: Sums = kernel("outer_clamped", outputs)(outputs[:, 0], inputs[:, 0], limit, moments, self.planned)
         else:
             sums = kernel("products_clamped", outputs)(outputs, inputs, limit, moments)
         return sums
@@ -405,13 +411,13 @@ class Products(PerExample):
 
 
 class Bias(Dense):
-    """The bias beside a weight on vectors: its gradients are the outputs of those products, measured and summed there.
+    """The bias beside a weight on vectors: its gradients are the weight's `outputs`, measured and summed with them.
 
-    The weight's form is asked first, where both are.
+    The sum is shared only if the weight's `weighted_sum` is called first, as `Gradients` does.
     """
 
     def __init__(self, weight: Products) -> None:
-        super().__init__(weight.outputs[:, 0])
+        super().__init__(weight.outputs[:, 0], planned=weight.planned)
         self._weight = weight
 
     @cached_property
@@ -434,53 +440,3 @@ def _gram_norms(inputs: Tensor, outputs: Tensor, dtype: torch.dtype | None = Non
         a, b = (factor[start : start + step].to(dtype or factor.dtype) for factor in (inputs, outputs))
         parts.append((a @ a.mT).mul_(b @ b.mT).sum((1, 2), dtype=torch.float64))
     return torch.cat(parts).clamp_min(0) if parts else inputs.new_zeros(0, dtype=torch.float64)
-
-
-class ScaledVectors(Scaled):
-    """Vectors' outer products multiplied elementwise by one matrix: the norm is a quadratic form, still unstored."""
-
-    def __init__(self, vectors: Products, scale: Tensor) -> None:
-        super().__init__(vectors, scale, self._quadratic_form, vectors.weighted_sum)
-        self.vectors = vectors
-
-    def _quadratic_form(self) -> Tensor:
-        inputs, outputs = self.vectors.inputs[:, 0], self.vectors.outputs[:, 0]
-        largest = self.scale.abs().amax().clamp_min(1e-30)
-        weights = (self.scale / largest).view(outputs.shape[1], inputs.shape[1]).square()
-        input_norms, output_norms = norms(inputs), norms(outputs)
-        if inputs.is_cuda or inputs.dtype == torch.float64:
-            bound = self._form_of_units(inputs, outputs, weights, input_norms, output_norms)
-        else:
-            # Two passes over the vectors less. Examples whose squares would vanish or overflow are done again, alone.
-            if weights.shape[0] >= weights.shape[1]:
-                bound = ((outputs.square() @ weights) * inputs.square()).sum(1)
-            else:  # the longer side first: what is left to multiply is short
-                bound = ((inputs.square() @ weights.T) * outputs.square()).sum(1)
-            bound = bound.double() * (1 + self._summing)
-            lengths = (1 + input_norms.square()) * (1 + output_norms.square())  # squares of steep scales vanish too
-            bound += 2e-38 * sum(weights.shape) * lengths
-            safe = ((input_norms > 1e-9) & (input_norms < 1e9)) & ((output_norms > 1e-9) & (output_norms < 1e9))
-            rest = (~safe).nonzero().squeeze(1)
-            if len(rest):
-                exact = (self.scale.double() / largest.double()).view(weights.shape).square()
-                bound[rest] = self._form_of_units(
-                    inputs[rest].double(), outputs[rest].double(), exact, input_norms[rest], output_norms[rest]
-                )
-        return bounded_factors(bound * largest.double().square(), input_norms, output_norms)
-
-    def _form_of_units(
-        self, inputs: Tensor, outputs: Tensor, weights: Tensor, input_norms: Tensor, output_norms: Tensor
-    ) -> Tensor:
-        """The quadratic form of unit vectors, whose squares neither vanish nor overflow, times the norms."""
-        input_norms, output_norms = input_norms.clamp_min(1e-150), output_norms.clamp_min(1e-150)
-        inputs = (inputs / input_norms.unsqueeze(1)).to(inputs.dtype)
-        outputs = (outputs / output_norms.unsqueeze(1)).to(outputs.dtype)
-        form = ((outputs.square() @ weights.to(outputs.dtype)) * inputs.square()).sum(1)
-        vanished = 2e-38 * sum(weights.shape)  # what squares of unit values can still hide
-        rounding = self._summing + 8 * unit_roundoff(self.vectors.outputs)
-        return (form.double() * (1 + rounding) + vanished) * (input_norms * output_norms).square()
-
-    @property
-    def _summing(self) -> float:
-        """The relative error of the form: of its two sums, of terms that are not negative, and of a few products."""
-        return (16 + sum(self.vectors.matrix)) * 2 * last_bit(self.vectors.outputs)

@@ -16,6 +16,9 @@
 | `weighted(tensor, weights)`                       | rows times their weight; zero where that is, even of NaN       |
 | `kept(tensor, weights)`                           | rows as they are where their weight is not zero, zero elsewhere |
 
+`planned` is the public number of examples that a GPU shares its sums out for (`forms.per_example.PerExample`); the
+others ignore it.
+
 `reference` has all of them in plain torch. `numba` (CPU) and `triton` (CUDA) have what gains there; what one of them
 lacks is taken from the reference. `ADADP_KERNELS=reference` takes everything from there. Every version returns the same
 within rounding, and the same bits each time. A value that is NaN adds zero to a clamped sum.

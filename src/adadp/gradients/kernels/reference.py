@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 64 * 2**20
 MOST_ENTRIES = 2**31 - 2**16  # of one example, which kernels count in 32 bits
-# Terms of a product that cancel leave what rounding makes of them, and an example with little else has a large weight:
-# the last digits of its terms would be as large as all that one example may add, and change with who is summed beside
-# it. So none counts for less than this part of what its terms would add up to at most. Hardly any does by itself.
+# When tokens cancel, the computed gradient sum_t b_t a_t^T is mostly rounding error, which clipping would scale up to
+# the full bound, and which changes with the examples that are summed beside it. So no norm is taken below this part of
+# sum_t |a_t| |b_t|. Few gradients that do not cancel are that small.
 CANCELLED = 2.0**-8
 MOST_WEIGHTED = 1e32  # the norm of a factor that can still be weighted without overflowing
 
+
+#: The public number of examples that a sum is planned for; their number if None. See `forms.per_example.PerExample`.
+Plan = int | None
 
 #: `sum_n clamp(g_n, +-bound)`, and `sum_n g_n^2` where that was asked for.
 Sums = tuple[Tensor, Tensor | None]
@@ -31,16 +34,17 @@ Sums = tuple[Tensor, Tensor | None]
 Pair = tuple[Tensor, Tensor | None]
 
 
-class Halves(NamedTuple):
+class Float16Factor(NamedTuple):
     """A tensor [n, T, size] in float16: `values * unit`. Values may have more tokens and columns, which are zero."""
 
     values: Tensor
     unit: Tensor  # [n], float32: powers of two; zero for an example that was not finite
     norms: Tensor  # [n], float64: of the tensor itself, upper bounds
     size: int
+    planned: Plan = None
 
 
-def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, planned: Plan = None) -> Sums:
     """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]."""
     return _clamped(lambda part: outputs[part, :, None] * inputs[part, None, :], len(outputs), bound, moments)
 
@@ -69,7 +73,7 @@ def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None)
     return _norms(lambda part: outputs[part].mT @ inputs[part], len(outputs), outputs.shape[2] * inputs.shape[2], scale)
 
 
-def halves(tensor: Tensor, norms: Tensor) -> Halves:
+def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor:
     """`tensor` [n, T, d] in float16, scaled by example so that the norm [n], at least each entry, is below 2^15.
 
     An example whose norm is not finite is zero.
@@ -79,14 +83,16 @@ def halves(tensor: Tensor, norms: Tensor) -> Halves:
     exponent = torch.frexp(torch.where(finite, known, 0.0).clamp_min(2.0**-126)).exponent.clamp_min(-111)
     unit = torch.ldexp(torch.ones_like(known), exponent - 15)
     values = torch.where(finite.view(-1, 1, 1), tensor.float() / unit.view(-1, 1, 1), 0.0)
-    return Halves(values.half(), torch.where(finite, unit, 0.0), norms, tensor.shape[2])
+    return Float16Factor(values.half(), torch.where(finite, unit, 0.0), norms, tensor.shape[2], planned)
 
 
-def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tensor | None = None) -> Tensor:
+def halves_bounds(
+    outputs: Float16Factor, inputs: Float16Factor, rounding: float, scale: Tensor | None = None
+) -> Tensor:
     """Upper bounds on |g_n * scale|^2 for each example, `scale` of [rows, columns]; [n], float64.
 
     Sums may be off by `rounding` times the product of both factors' norms. Where one of these is too large to be
-    weighted, the bound is infinite (see `arithmetic.bounded_factors`).
+    weighted, the bound is infinite (see `rounding.bounded_factors`).
     """
     largest = torch.ones_like(outputs.norms[:1]) if scale is None else scale.abs().amax().double()
     if scale is not None:  # squares of scaled entries then do not overflow either
@@ -99,7 +105,7 @@ def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tenso
     return torch.where((outputs.norms < MOST_WEIGHTED) & (inputs.norms < MOST_WEIGHTED), bound.square(), math.inf)
 
 
-def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | None = None) -> Tensor:
+def halves_sum(outputs: Float16Factor, inputs: Float16Factor, weights: Tensor, keep: Tensor | None = None) -> Tensor:
     """`sum_n weights[n] g_n` over the kept examples; [rows, columns]."""
     make, factor = _halves_products(outputs, inputs), _halves_weights(outputs, inputs, weights, keep)
     total = torch.zeros(outputs.size, inputs.size, device=factor.device)
@@ -108,7 +114,7 @@ def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | 
     return total
 
 
-def halves_dense(outputs: Halves, inputs: Halves, examples: slice) -> Tensor:
+def halves_dense(outputs: Float16Factor, inputs: Float16Factor, examples: slice) -> Tensor:
     """The products of some examples, [k, rows, columns]: what is measured, weighted and clamped.
 
     NaN for an example that was not finite, which shows nowhere else: it is zero in every sum.
@@ -120,7 +126,7 @@ def halves_dense(outputs: Halves, inputs: Halves, examples: slice) -> Tensor:
 
 
 def halves_clamped(
-    outputs: Halves, inputs: Halves, scale: float, keep: Tensor, bound: Tensor, moments: bool = False
+    outputs: Float16Factor, inputs: Float16Factor, scale: float, keep: Tensor, bound: Tensor, moments: bool = False
 ) -> Sums:
     """Clamped sums of `scale * g_n` over the kept examples; bound [rows, columns]."""
     weights = torch.full_like(outputs.unit, scale, dtype=torch.float64)
@@ -128,14 +134,14 @@ def halves_clamped(
     return _clamped(lambda part: make(part) * factor[part], len(factor), bound, moments)
 
 
-def _halves_weights(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | None) -> Tensor:
+def _halves_weights(outputs: Float16Factor, inputs: Float16Factor, weights: Tensor, keep: Tensor | None) -> Tensor:
     """Of the products of values, [n, 1, 1] in float32: never rounded up by more than a last bit, never infinite."""
     whole = weights.double() * outputs.unit.double() * inputs.unit.double()
     whole = torch.where(whole.abs() < 2.0**-126, 0.0, whole).clamp(-3e38, 3e38)
     return (whole if keep is None else torch.where(keep, whole, 0.0)).float().view(-1, 1, 1)
 
 
-def _halves_products(outputs: Halves, inputs: Halves) -> Callable[[slice], Tensor]:
+def _halves_products(outputs: Float16Factor, inputs: Float16Factor) -> Callable[[slice], Tensor]:
     """Of halves before anything else: those products lose nothing, however they are cut."""
     rows, columns = (factor.values[..., : factor.size] for factor in (outputs, inputs))
     return lambda part: rows[part].float().mT @ columns[part].float()
@@ -170,13 +176,15 @@ def kept(tensor: Tensor, weights: Tensor) -> Tensor:
 
 
 def convolution_clamped(
-    outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False, planned: Plan = None
 ) -> Sums:
     """Sums over the gradients g_n of a convolution's weight; bound has the weight's shape."""
     return _clamped(lambda part: geometry.per_example(inputs[part], outputs[part]), len(outputs), bound, moments)
 
 
-def convolution_norms(outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None) -> Tensor:
+def convolution_norms(
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None, planned: Plan = None
+) -> Tensor:
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
     size = math.prod(geometry.weight)
     return _norms(lambda part: geometry.per_example(inputs[part], outputs[part]), len(outputs), size, scale)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Halves, Sums
+from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Float16Factor, Plan, Sums
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 TOKENS = 32  # every example has a multiple of these, the others being zero
@@ -48,7 +48,7 @@ def padded(length: int) -> int:
     return int(triton.cdiv(length, side(length)) * side(length))
 
 
-def halves(tensor: Tensor, norms: Tensor) -> Halves:
+def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor:
     """`tensor` [n, T, d] in float16, scaled by example so that the norm [n], at least each entry, is below 2^15.
 
     An example whose norm is not finite is zero.
@@ -63,7 +63,7 @@ def halves(tensor: Tensor, norms: Tensor) -> Halves:
             tensor, norms, values, unit, tokens, size, height, tensor.stride(0), tensor.stride(1),
             TOKENS=TOKENS, COLUMNS=side(size), num_warps=4,
         )  # fmt: skip
-    return Halves(values, unit, norms, size)
+    return Float16Factor(values, unit, norms, size, planned)
 
 
 @triton.jit
@@ -95,7 +95,9 @@ def _halve(
         tl.store(unit + example, tl.where(finite, down_again, 0.0))
 
 
-def halves_bounds(outputs: Halves, inputs: Halves, rounding: float, scale: Tensor | None = None) -> Tensor:
+def halves_bounds(
+    outputs: Float16Factor, inputs: Float16Factor, rounding: float, scale: Tensor | None = None
+) -> Tensor:
     """Upper bounds on |g_n * scale|^2 for each example, `scale` of [rows, columns]; [n], float64.
 
     Sums may be off by `rounding` times the product of both factors' norms. Where one of these is too large to be
@@ -141,7 +143,7 @@ def _bound(
     tl.store(bounds + example, tl.where((left < MOST) & (right < MOST), bound * bound, float("inf")))
 
 
-def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | None = None) -> Tensor:
+def halves_sum(outputs: Float16Factor, inputs: Float16Factor, weights: Tensor, keep: Tensor | None = None) -> Tensor:
     """`sum_n weights[n] g_n` over the kept examples; [rows, columns]."""
     shared = _splits(outputs, inputs, MEASURED, sums=1)
     sums = _room(outputs, inputs, shared[0])
@@ -152,7 +154,7 @@ def halves_sum(outputs: Halves, inputs: Halves, weights: Tensor, keep: Tensor | 
 
 
 def halves_clamped(
-    outputs: Halves, inputs: Halves, scale: float, keep: Tensor, bound: Tensor, moments: bool = False
+    outputs: Float16Factor, inputs: Float16Factor, scale: float, keep: Tensor, bound: Tensor, moments: bool = False
 ) -> Sums:
     """Clamped sums of `scale * g_n` over the kept examples; bound [rows, columns]."""
     shared = _splits(outputs, inputs, CLAMPED, sums=1 + moments)
@@ -164,25 +166,25 @@ def halves_clamped(
     return whole(sums), whole(squares) if moments else None
 
 
-def _room(outputs: Halves, inputs: Halves, splits: int) -> Tensor:
+def _room(outputs: Float16Factor, inputs: Float16Factor, splits: int) -> Tensor:
     return torch.empty(splits, outputs.size, inputs.size, dtype=torch.float32, device=outputs.unit.device)
 
 
-def _tiles(outputs: Halves, inputs: Halves) -> int:
+def _tiles(outputs: Float16Factor, inputs: Float16Factor) -> int:
     return padded(outputs.size) // side(outputs.size) * (padded(inputs.size) // side(inputs.size))
 
 
-def _splits(outputs: Halves, inputs: Halves, blocks: Blocks, sums: int) -> tuple[int, int]:
+def _splits(outputs: Float16Factor, inputs: Float16Factor, blocks: Blocks, sums: int) -> tuple[int, int]:
     """For so many sums of the matrix's size. What was cut is kept too, and in float32 as they are."""
     count, tokens, rows, columns = len(outputs.unit), outputs.values.shape[1], outputs.size, inputs.size
     return programs_per_tile(
         _tiles(outputs, inputs), max(1, count), blocks.warps, 1, 1, outputs.unit.device,
-        kept=tokens * (rows + columns), part=sums * rows * columns,
+        planned=outputs.planned, kept=tokens * (rows + columns), part=sums * rows * columns,
     )  # fmt: skip
 
 
 def _launch(
-    outputs: Halves, inputs: Halves, blocks: Blocks, shared: tuple[int, int],
+    outputs: Float16Factor, inputs: Float16Factor, blocks: Blocks, shared: tuple[int, int],
     matrix: Tensor, weights: Tensor, keep: Tensor, sums: Tensor, squares: Tensor, found: Tensor, *, scale: float = 1.0,
     KIND: str, SCALED: bool = False, KEPT: bool = False, MOMENTS: bool = False,
 ) -> None:  # fmt: skip

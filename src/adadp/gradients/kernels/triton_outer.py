@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import Plan, Sums
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 UNROLLED = 4  # examples whose vectors are loaded at once
@@ -35,8 +35,9 @@ def outer_blocks(rows: int, columns: int) -> OuterBlocks:
 
 
 def outer_clamped(
-    outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, blocks: OuterBlocks | None = None
-) -> Sums:
+    outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, blocks: OuterBlocks | None = None,
+    planned: Plan = None,
+) -> Sums:  # fmt: skip
     """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]; products in float32."""
     (examples, rows), columns = outputs.shape, inputs.shape[1]
     if examples * rows * columns == 0:
@@ -46,7 +47,7 @@ def outer_clamped(
     # A net on vectors keeps little else than these: parts of the sums, and of squares, may take half as much.
     splits, each = programs_per_tile(
         tiles, examples, blocks.warps, 8, UNROLLED, outputs.device,
-        kept=rows + columns, part=2 * (1 + moments) * rows * columns,
+        planned=planned, kept=rows + columns, part=2 * (1 + moments) * rows * columns,
     )  # fmt: skip
     sums = outputs.new_empty(splits, rows, columns)
     squares = torch.empty_like(sums) if moments else sums

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from adadp.gradients.kernels.reference import Sums
+from adadp.gradients.kernels.reference import Plan, Sums
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 if TYPE_CHECKING:
@@ -51,13 +51,14 @@ class Operands(NamedTuple):
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    planned: Plan
 
     @property
     def empty(self) -> bool:
         return 0 in (self.examples, self.rows, self.columns, self.places)
 
 
-def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry) -> Operands:
+def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry, planned: Plan = None) -> Operands:
     """Of one- and two-dimensional convolutions: outputs [n, out, *size], inputs [n, in, *size]."""
     outputs, inputs = outputs.contiguous(), inputs.contiguous()
     way = [geometry.kernel, geometry.stride, geometry.padding, geometry.dilation]
@@ -69,7 +70,7 @@ def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry) ->
     return Operands(
         outputs, inputs,
         examples, geometry.groups, rows // geometry.groups, inputs.shape[1] // geometry.groups * kernel[0] * kernel[1],
-        lines * line, line, (inputs.shape[2], inputs.shape[3]), kernel, stride, padding, dilation,
+        lines * line, line, (inputs.shape[2], inputs.shape[3]), kernel, stride, padding, dilation, planned,
     )  # fmt: skip
 
 
@@ -126,7 +127,9 @@ def _tiles(operands: Operands, blocks: Blocks) -> int:
 def _splits(operands: Operands, blocks: Blocks, part: int = 0) -> tuple[int, int]:
     tiles, outputs, inputs = _tiles(operands, blocks), operands.outputs, operands.inputs
     kept = math.prod(outputs.shape[1:]) + math.prod(inputs.shape[1:])
-    return programs_per_tile(tiles, operands.examples, blocks.warps, 1, 1, outputs.device, kept=kept, part=part)
+    return programs_per_tile(
+        tiles, operands.examples, blocks.warps, 1, 1, outputs.device, planned=operands.planned, kept=kept, part=part
+    )
 
 
 def _launch(

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from adadp.gradients.forms.per_example import public
+from adadp.gradients.kernels.reference import Plan
 
 REGISTERS_FOR = 8  # warps that can have all the registers they may ask for, on one multiprocessor
 ROUNDS = 32  # of programs, at most: in more, how full the last one is hardly counts
@@ -16,15 +16,16 @@ ROUNDS = 32  # of programs, at most: in more, how full the last one is hardly co
 
 def programs_per_tile(
     tiles: int, examples: int, warps: int, overhead: int, multiple: int, device: torch.device,
-    *, kept: int = 1, part: int = 0,
+    *, planned: Plan = None, kept: int = 1, part: int = 0,
 ) -> tuple[int, int]:  # fmt: skip
     """How many programs share the examples of each tile, and how many of them each takes, in multiples of `multiple`.
 
     So many that the device is full until the end: the least number of rounds times the length of one, a program's start
-    and end counted as `overhead` examples. But no more than have room for their parts (`most_parts`). Of shapes, the
-    device and the planned number of examples alone, so that sums have the same bits each time.
+    and end counted as `overhead` examples. But no more than have room for their parts (`most_parts`). It follows from
+    shapes, the device and the `planned` number of examples alone (`examples` if None), so that sums have the same bits
+    each time and one example more does not change how the others are added up.
     """
-    planned = max(1, public(examples))
+    planned = max(1, examples if planned is None else planned)
     each = _each(tiles, planned, warps, overhead, multiple, device, most_parts(planned, kept, part))
     return math.ceil(examples / each), each
 

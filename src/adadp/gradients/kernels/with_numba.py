@@ -22,14 +22,14 @@ from adadp.gradients.kernels.numba_loops import TILE, add, add_outer, outer_leng
 from adadp.gradients.kernels.threads import in_parallel
 
 if TYPE_CHECKING:
-    from adadp.gradients.kernels.reference import Pair, Sums
+    from adadp.gradients.kernels.reference import Pair, Plan, Sums
     from adadp.gradients.layers.convolution import Geometry
 
 # Gradients are made for a few examples at a time, so that they are still in the cores' own caches when they are used.
 BUFFER_BYTES = 4 * 2**20
 
 
-def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, planned: Plan = None) -> Sums:
     """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]."""
     if inputs.shape[1] < outputs.shape[1] and inputs.shape[1] % 16:  # what a vector of columns leaves over is slow
         total, squares = outer_clamped(inputs, outputs, bound.T, moments)
@@ -68,13 +68,15 @@ def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None)
 
 
 def convolution_clamped(
-    outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False, planned: Plan = None
 ) -> Sums:
     """Sums over the gradients g_n of a convolution's weight; bound has the weight's shape."""
     return _clamped(_weights(outputs, inputs, geometry), len(outputs), bound, moments)
 
 
-def convolution_norms(outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None) -> Tensor:
+def convolution_norms(
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None, planned: Plan = None
+) -> Tensor:
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
     return _norms(_weights(outputs, inputs, geometry), len(outputs), math.prod(geometry.weight), scale)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from adadp.gradients.kernels import reference, triton_outer, triton_rows
-from adadp.gradients.kernels.reference import MOST_ENTRIES, Sums
+from adadp.gradients.kernels.reference import MOST_ENTRIES, Plan, Sums
 from adadp.gradients.kernels.triton_half_precision import halves, halves_bounds, halves_clamped, halves_sum
 from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_rows import kept, row_norms, weighted
@@ -28,11 +28,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False) -> Sums:
+def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, planned: Plan = None) -> Sums:
     """Sums over g_n = b_n a_n^T for b [n, rows], a [n, columns], bound [rows, columns]."""
     if bound.numel() > MOST_ENTRIES:
         return reference.outer_clamped(outputs, inputs, bound, moments)
-    return triton_outer.outer_clamped(outputs, inputs, bound, moments)
+    return triton_outer.outer_clamped(outputs, inputs, bound, moments, planned=planned)
 
 
 def dense_clamped(gradients: Tensor, bound: Tensor, moments: bool = False) -> Sums:
@@ -66,19 +66,22 @@ def products_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bo
 
 
 def convolution_clamped(
-    outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False, planned: Plan = None
 ) -> Sums:
     """Sums over the gradients g_n of a convolution's weight; bound has the weight's shape."""
     if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
         return reference.convolution_clamped(outputs, inputs, geometry, bound, moments)
-    return clamped(convolution_operands(outputs, inputs, geometry), bound, moments, _convolution_precision())
+    operands = convolution_operands(outputs, inputs, geometry, planned)
+    return clamped(operands, bound, moments, _convolution_precision())
 
 
-def convolution_norms(outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None) -> Tensor:
+def convolution_norms(
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, scale: Tensor | None = None, planned: Plan = None
+) -> Tensor:
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
     if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
         return reference.convolution_norms(outputs, inputs, geometry, scale)
-    return norms(convolution_operands(outputs, inputs, geometry), scale, _convolution_precision())
+    return norms(convolution_operands(outputs, inputs, geometry, planned), scale, _convolution_precision())
 
 
 def _convolution_precision() -> str:

@@ -1,5 +1,7 @@
-"""One file for each kind of layer. Importing this package registers all of them."""
+"""One file for each kind of layer. Importing this package imports all of them, and with that registers them."""
 
-from adadp.gradients.layers import attention, convolution, embedding, linear, normalization, recurrent
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = ["attention", "convolution", "embedding", "linear", "normalization", "recurrent"]
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from adadp.gradients.forms.per_example import Dense, PerExample
-from adadp.gradients.layers.layer import Layer, Taps, no_batch, supports
+from adadp.gradients.forms.dense import Dense
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.layers.layer import Layer, LayerCall, Taps, no_batch, supports
 from adadp.gradients.layers.rewritten import Rewritten
 
 
 class _Repeated(Layer):
-    """A parameter that every example receives as it is: the gradient of its copy is the example's gradient."""
+    """A parameter that is copied for each example: the gradient of an example's copy is its gradient."""
 
     def copies(self, taps: Taps, module: nn.Module, name: str, count: int) -> Tensor:
         """The module's parameter [1, 1, d] of that name as [count, 1, d], tapped."""
@@ -24,18 +24,9 @@ class _Repeated(Layer):
         assert parameter is not None
         return taps.tap(self, module, [parameter.repeat(count, 1, 1)], [], name, [name])[0]
 
-    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return output
-
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
-        return {context: Dense(gradients[0].unsqueeze(1))} if context in wanted else {}
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        gradients = Dense(call.gradients[0].unsqueeze(1), planned=call.planned)
+        return {call.context: gradients} if call.context in call.wanted else {}
 
 
 _REPEATED = _Repeated()

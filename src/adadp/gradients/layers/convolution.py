@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from adadp.gradients.forms.dense import MOST_AMPLIFIED, Dense, between, recomputed, stored_or_recomputed
 from adadp.gradients.forms.factors import Factor, LowRank, last_bit
-from adadp.gradients.forms.low_rank import AlongDirections
-from adadp.gradients.forms.per_example import (
-    DENSE_BYTES,
-    MOST_AMPLIFIED,
-    Dense,
-    PerExample,
-    Recomputed,
-    Scaled,
-    between,
-    fits,
-    stored_or_recomputed,
-)
+from adadp.gradients.forms.low_rank import TimesLowRank
+from adadp.gradients.forms.per_example import DENSE_BYTES, PerExample
+from adadp.gradients.forms.scaled import Scaled
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import CANCELLED, Sums
-from adadp.gradients.layers.layer import Layer, Taps, no_batch, supports
+from adadp.gradients.layers.layer import Layer, LayerCall, supports
 from adadp.gradients.rounding import (
     TF32,
     accumulation_dtype,
@@ -73,7 +65,7 @@ class Geometry:
         return gradient
 
     def convolved(self, inputs: Tensor, kernels: Tensor) -> Tensor:
-        """What kernels [k, in, *kernel] see of inputs at each place; there is one group."""
+        """The convolution of inputs with kernels [k, in, *kernel]; for one group."""
         none = [0] * len(self.kernel)
         seen: Tensor = torch.ops.aten.convolution(
             inputs, kernels, None, self.stride, self.padding, self.dilation, False, none, 1
@@ -122,23 +114,23 @@ def _pieces(count: int, patch_elements: int, like: Tensor) -> Iterator[slice]:
 class Convolution(PerExample):
     """Gradients of a convolution's weight, from its inputs [n, in, *size] and output gradients [n, out, *size]."""
 
-    def __init__(self, inputs: Tensor, outputs: Tensor, geometry: Geometry) -> None:
+    def __init__(self, inputs: Tensor, outputs: Tensor, geometry: Geometry, *, planned: int | None = None) -> None:
+        super().__init__(len(inputs), geometry.weight, planned)
         dtype = accumulation_dtype(outputs.dtype)
         self.inputs, self.outputs, self.geometry = inputs.to(dtype), outputs.to(dtype), geometry
-        self.count, self.shape = len(inputs), geometry.weight
 
     @property
     def _keeps(self) -> bool:
         # On a GPU a kernel measures them without making them, and the ordinary weight gradient sums them.
-        return not self.outputs.is_cuda and fits(self.count, self.shape, self.outputs.element_size())
+        return not self.outputs.is_cuda and self.fits(self.outputs.element_size())
 
     @property
-    def least(self) -> Tensor:
+    def norm_floor(self) -> Tensor:
         return CANCELLED * self._reach
 
     @cached_property
     def _stored(self) -> Dense:
-        return Dense(self.dense(slice(0, self.count)), self.least)
+        return Dense(self.dense(slice(0, self.count)), self.norm_floor, planned=self.planned)
 
     @cached_property
     def _squared_norms(self) -> Tensor:
@@ -147,15 +139,17 @@ class Convolution(PerExample):
         if self.outputs.is_cuda:
             return self._measured(None)
         measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
-        bound = torch.maximum(measured + self._rounding, self.least)
+        bound = torch.maximum(measured + self._rounding, self.norm_floor)
         return bounded_factors(bound.square(), *self._factor_norms)
 
     def _measured(self, scale: Tensor | None) -> Tensor:
         """Squared norms of gradients multiplied elementwise by `scale`, by a kernel that does not keep them; [n]."""
-        squared: Tensor = kernel("convolution_norms", self.outputs)(self.outputs, self.inputs, self.geometry, scale)
+        squared: Tensor = kernel("convolution_norms", self.outputs)(
+            self.outputs, self.inputs, self.geometry, scale, self.planned
+        )
         largest = 1.0 if scale is None else scale.abs().amax().double()
         bound = squared.sqrt() * (1 + 2.0**-22) + self._rounding * largest
-        return bounded_factors(torch.maximum(bound, self.least * largest).square(), *self._factor_norms)
+        return bounded_factors(torch.maximum(bound, self.norm_floor * largest).square(), *self._factor_norms)
 
     @property
     def _rounding(self) -> Tensor:
@@ -197,7 +191,7 @@ class Convolution(PerExample):
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         inputs, outputs = drop(self.inputs, keep), drop(self.outputs, keep) * scale
         sums: Sums = kernel("convolution_clamped", outputs)(
-            outputs, inputs, self.geometry, bound.to(outputs.dtype), moments
+            outputs, inputs, self.geometry, bound.to(outputs.dtype), moments, self.planned
         )
         return sums
 
@@ -210,29 +204,29 @@ class Convolution(PerExample):
         factor = scale.to(self.outputs.dtype)
         if self.outputs.is_cuda:
             return Scaled(self, factor, lambda: self._measured(factor.reshape(self.shape)), self.weighted_sum)
-        least = self.times_least(factor.abs().amax())
-        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self.count, self.shape, least)
+        floor = self.floor_times(factor.abs().amax())
+        return stored_or_recomputed(lambda examples: self.dense(examples).mul_(factor), self, floor)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
         scale = left.times_columns(right, *self.matrix)
         if self.outputs.is_cuda and scale is not None:
             return self.scaled(scale.reshape(self.shape))
         if self.geometry.groups > 1:
-            kept = self._stored if self._keeps else Recomputed(self.dense, self.count, self.shape, self.least)
+            kept = self._stored if self._keeps else recomputed(self.dense, self, self.norm_floor)
             return kept.sandwiched(left, right)
         # A row of the gradient is a channel of the outputs: there the factor has far less to multiply.
         outputs = left.apply_left(self.outputs.flatten(2)).reshape(self.outputs.shape)
-        turned = Convolution(self.inputs, outputs, self.geometry)
+        turned = Convolution(self.inputs, outputs, self.geometry, planned=self.planned)
         if self._keeps:
             return turned._stored.times(right)
         # As with what is `Sandwiched`, a sum's rounding errors must stay far below what one example may add.
         if self.outputs.is_cuda and isinstance(right, LowRank) and last_bit(outputs) * right.spread <= MOST_AMPLIFIED:
             return turned.along(right)
-        least = turned.times_least(right.growth)
-        return Recomputed(lambda e: between(None, turned.dense(e), right, self.shape), self.count, self.shape, least)
+        floor = turned.floor_times(right.growth)
+        return recomputed(lambda e: between(None, turned.dense(e), right, self.shape), self, floor)
 
     def along(self, right: LowRank) -> PerExample:
-        """Gradients g R. A product with one of R's directions is one with what a kernel like it sees at each place."""
+        """Gradients g R. g U = sum_t b_t (a_t . U) over places t; all a_t . U are a convolution with U as kernels."""
 
         def make() -> tuple[Tensor, Tensor]:
             kernels = right.basis.T.to(self.inputs.dtype)
@@ -245,7 +239,7 @@ class Convolution(PerExample):
             vanished = 2.0**-110 * (1 + sum(self._factor_norms))  # products close to the smallest number
             return along, self._rounding + made * self._reach + vanished
 
-        return AlongDirections(self, right, make)
+        return TimesLowRank(self, right, make)
 
 
 @supports(nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -254,35 +248,29 @@ class Conv(Layer):
 
     defining: ClassVar[tuple[str, ...]] = ("forward", "_conv_forward")
 
-    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        inputs = args[0] if args else kwargs["input"]
-        if inputs.ndim != len(module.kernel_size) + 2:  # type: ignore[arg-type]
-            raise no_batch(taps, module, inputs, "[n, channels, ...]")
-        return taps.tap(self, module, [output], [inputs])[0]
+    expected: ClassVar[str] = "[n, channels, ...]"
 
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
-        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        (inputs,), (outputs,) = saved, gradients
+    def fewest_dimensions(self, module: nn.Module) -> int:
+        return len(module.kernel_size) + 2  # type: ignore[arg-type]
+
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        (outputs,) = call.gradients
         forms: dict[str, PerExample] = {}
-        if "weight" in wanted:
-            forms["weight"] = _weight_form(module, inputs, outputs)
-        if "bias" in wanted:
-            forms["bias"] = Dense(outputs.flatten(2).sum(2, dtype=accumulation_dtype(outputs.dtype)))
+        if "weight" in call.wanted:
+            forms["weight"] = _weight_form(call)
+        if "bias" in call.wanted:
+            summed = outputs.flatten(2).sum(2, dtype=accumulation_dtype(outputs.dtype))
+            forms["bias"] = Dense(summed, planned=call.planned)
         return forms
 
 
-def _weight_form(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, outputs: Tensor) -> Convolution:
+def _weight_form(call: LayerCall) -> Convolution:
+    module, (inputs,), (outputs,) = call.module, call.saved, call.gradients
+    assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     sides: list[int] = module._reversed_padding_repeated_twice  # last dimension first, both its sides
     padding = tuple(reversed(sides[::2]))
     if module.padding_mode != "zeros" or sides[::2] != sides[1::2]:
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         inputs, padding = F.pad(inputs, sides, mode=mode), (0,) * len(padding)
     geometry = Geometry(module.weight.shape, module.stride, padding, module.dilation, module.groups)
-    return Convolution(inputs, outputs, geometry)
+    return Convolution(inputs, outputs, geometry, planned=call.planned)

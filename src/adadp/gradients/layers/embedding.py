@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
+from adadp.gradients.forms.dense import MOST_AMPLIFIED, merged, recomputed, stored_or_recomputed
 from adadp.gradients.forms.factors import DiagonalFactor, Factor, Identity, LowRank, last_bit
-from adadp.gradients.forms.low_rank import AlongDirections
-from adadp.gradients.forms.per_example import (
-    MOST_AMPLIFIED,
-    PerExample,
-    Recomputed,
-    fits,
-    merged,
-    stored_or_recomputed,
-)
+from adadp.gradients.forms.low_rank import TimesLowRank
+from adadp.gradients.forms.per_example import PerExample, Side
 from adadp.gradients.forms.products import Products
 from adadp.gradients.kernels.reference import CANCELLED, Sums
-from adadp.gradients.layers.layer import Layer, Taps, batch_first, no_batch, supports
+from adadp.gradients.layers.layer import Layer, LayerCall, Taps, batch_first, supports
 from adadp.gradients.layers.linear import tokens
 from adadp.gradients.rounding import (
     accumulation_dtype,
@@ -39,20 +33,23 @@ from adadp.gradients.rounding import (
 class Rows(PerExample):
     """Gradients of a table [vocabulary, d], zero but for the rows that an example looked up.
 
-    `ids` [n, T] are distinct within an example wherever `rows` [n, T, d] is not zero (see `summed`), so the norm of
-    the rows is the norm of the gradient and what is added to a sum is what was measured.
+    Args:
+        ids: [n, T], distinct within an example wherever `rows` is not zero (see `summed`): the norm of the rows is then
+            the norm of the gradient, and exactly what is measured is added to a sum.
+        rows: [n, T, d].
+        shape, planned: see `PerExample`.
     """
 
-    def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> None:
-        self.ids, self.rows, self.shape = ids, rows, torch.Size(shape)
-        self.count = len(ids)
+    def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int], planned: int | None = None) -> None:
+        super().__init__(len(ids), shape, planned)
+        self.ids, self.rows = ids, rows
 
     @classmethod
-    def summed(cls, ids: Tensor, outputs: Tensor, shape: Sequence[int]) -> Rows:
+    def summed(cls, ids: Tensor, outputs: Tensor, shape: Sequence[int], planned: int | None = None) -> Rows:
         """From the output gradient at every place; those of a repeated id are added before any norm."""
         outputs = outputs.to(accumulation_dtype(outputs.dtype))
         if ids.shape[1] == 1:
-            return cls(ids, outputs, shape)
+            return cls(ids, outputs, shape, planned)
         sorted_ids, order = ids.sort(dim=1, stable=True)
         new = torch.ones_like(sorted_ids)
         new[:, 1:] = sorted_ids[:, 1:] != sorted_ids[:, :-1]
@@ -62,7 +59,11 @@ class Rows(PerExample):
         first = torch.arange(len(ids), device=ids.device).unsqueeze(1) * ids.shape[1]
         flat = torch.zeros_like(outputs).flatten(0, 1)
         flat.index_add_(0, (first + places).flatten(), outputs.flatten(0, 1))
-        return cls(distinct, flat.view(outputs.shape), shape)
+        return cls(distinct, flat.view(outputs.shape), shape, planned)
+
+    def _with(self, rows: Tensor) -> Rows:
+        """Other rows in the same places."""
+        return Rows(self.ids, rows, self.shape, self.planned)
 
     def joined(self, others: Sequence[PerExample]) -> PerExample | None:
         """Several look-ups in one table are one look-up of all their ids; with products beside them, see `Tied`."""
@@ -71,10 +72,10 @@ class Rows(PerExample):
         if len(parts) + len(products) <= len(others):
             return None
         ids, rows = torch.cat([part.ids for part in parts], 1), torch.cat([part.rows for part in parts], 1)
-        together = Rows.summed(ids, rows, self.shape)
+        together = Rows.summed(ids, rows, self.shape, self.planned)
         if not products:
             return together
-        if fits(self.count, self.shape, rows.element_size()):
+        if self.fits(rows.element_size()):
             return None
         joined = merged(products)
         return Tied(together, joined) if isinstance(joined, Products) else None
@@ -96,18 +97,18 @@ class Rows(PerExample):
         return gradients.scatter_add_(1, ids.unsqueeze(2).expand_as(rows), rows)
 
     def scaled(self, scale: Tensor) -> Rows:
-        return Rows(self.ids, self.rows * scale.to(self.rows.dtype)[self.ids], self.shape)
+        return self._with(self.rows * scale.to(self.rows.dtype)[self.ids])
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        turned = Rows(self.ids, right.apply(self.rows), self.shape)
+        turned = self._with(right.apply(self.rows))
         if isinstance(left, Identity):
             return turned
         if isinstance(left, DiagonalFactor):
-            return Rows(self.ids, turned.rows * left.values.to(turned.rows.dtype)[self.ids].unsqueeze(2), self.shape)
+            return self._with(turned.rows * left.values.to(turned.rows.dtype)[self.ids].unsqueeze(2))
         # A factor over the vocabulary mixes its rows: nothing sparse is left, but along a few directions.
         if isinstance(left, LowRank) and last_bit(turned.rows) * left.spread <= MOST_AMPLIFIED:
             return turned.along(left)
-        return stored_or_recomputed(lambda e: left.apply_left(turned.dense(e)), self.count, self.shape)
+        return stored_or_recomputed(lambda e: left.apply_left(turned.dense(e)), self)
 
     def along(self, left: LowRank) -> PerExample:
         """Gradients L g."""
@@ -121,7 +122,7 @@ class Rows(PerExample):
             made = (self.ids.shape[1] + 16) * last_bit(self.rows) * size * norms(self.rows)
             return along, made + 2.0**-110
 
-        return AlongDirections(self, left, make, on_left=True)
+        return TimesLowRank(self, left, make, on_left=True)
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
         limit = bound[self.ids]
@@ -133,27 +134,27 @@ class Rows(PerExample):
     def _square_sum(self, keep: Tensor) -> Tensor:
         return self._added(drop(self.rows, keep).square())
 
-    def column_moments(self, keep: Tensor) -> Tensor:
+    def _full_moments(self, keep: Tensor, sides: Sequence[Side]) -> Sequence[Tensor]:
+        if list(sides) != ["columns"]:
+            return super()._full_moments(keep, sides)
         rows = drop(self.rows, keep).flatten(0, 1)
-        return rows.T @ rows
+        return [rows.T @ rows]
 
-    def row_energy(self, keep: Tensor) -> Tensor:
-        return self._added(drop(self.rows, keep).square().sum(2))
-
-    def column_energy(self, keep: Tensor) -> Tensor:
-        return drop(self.rows, keep).square().sum((0, 1))
+    def _diagonal_moments(self, keep: Tensor, sides: Sequence[Side]) -> Sequence[Tensor]:
+        squares = drop(self.rows, keep).square()
+        return [self._added(squares.sum(2)) if side == "rows" else squares.sum((0, 1)) for side in sides]
 
 
 class Tied(PerExample):
-    """A table that is looked up and also multiplies, as tied input and output embeddings do: never made dense."""
+    """The sum of look-ups in a table and products with it (tied input and output embeddings), never made dense."""
 
     def __init__(self, rows: Rows, products: Products) -> None:
+        super().__init__(rows.count, rows.shape, rows.planned)
         # Whole: they are measured by their Gram matrices, together with the rows.
-        self.rows, self.products = rows, Products(products.inputs, products.outputs, products.shape, whole=True)
-        self.count, self.shape = rows.count, rows.shape
+        self.rows, self.products = rows, products.whole()
 
     @property
-    def least(self) -> Tensor:
+    def norm_floor(self) -> Tensor:
         return CANCELLED * (self.products.reach + norms(self.rows.rows))
 
     @cached_property
@@ -166,7 +167,7 @@ class Tied(PerExample):
         squared = length.square() + self.products.exact_gram_norms() + 2 * cross
         squared = squared.clamp_min(0) + rows.shape[1] * 2.0**-50 * (length + self.products.reach).square()
         rounding = self.products.rounding() + unit_roundoff(self.products.outputs) * 4 * length
-        bound = torch.maximum(squared.sqrt() + rounding, self.least)
+        bound = torch.maximum(squared.sqrt() + rounding, self.norm_floor)
         return bounded_factors(bound.square(), *self.products.largest_factors)
 
     def squared_norms(self) -> Tensor:
@@ -182,14 +183,14 @@ class Tied(PerExample):
         return self.squared_norms().isfinite()
 
     def scaled(self, scale: Tensor) -> PerExample:
-        return Recomputed(self.dense, self.count, self.shape, self.least).scaled(scale)
+        return recomputed(self.dense, self, self.norm_floor).scaled(scale)
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        return Recomputed(self.dense, self.count, self.shape, self.least).sandwiched(left, right)
+        return recomputed(self.dense, self, self.norm_floor).sandwiched(left, right)
 
 
 def _refuse_options(module: nn.Module, name: str) -> None:
-    """Refuse what touches weights or examples outside the private step."""
+    """Refuse options that change weights without noise, or let one example change another's gradient."""
     if module.max_norm is not None:
         raise UnsupportedModuleError(
             f"{name}: max_norm rescales the rows that a batch looks up, in place and without noise: which rows were "
@@ -202,38 +203,31 @@ def _refuse_options(module: nn.Module, name: str) -> None:
         )
 
 
-def _without_padding(module: nn.Embedding | nn.EmbeddingBag, ids: Tensor, outputs: Tensor) -> Tensor:
-    if module.padding_idx is None:
-        return outputs
-    return outputs.masked_fill(ids.eq(module.padding_idx).unsqueeze(-1), 0)
+def _weight_form(call: LayerCall, ids: Tensor, outputs: Tensor) -> dict[str, PerExample]:
+    """The table's gradients, from ids [n, T] and the output gradient [n, T, d] at each of them; padding has none."""
+    module = call.module
+    assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    if module.padding_idx is not None:
+        outputs = outputs.masked_fill(ids.eq(module.padding_idx).unsqueeze(-1), 0)
+    return {"weight": Rows.summed(ids, outputs, module.weight.shape, call.planned)}
 
 
 @supports(nn.Embedding)
 class Embedding(Layer):
     """One row of the table for each id."""
 
+    expected: ClassVar[str] = "[n] or [n, ...]"
+
     def check(self, module: nn.Module, name: str) -> None:
         _refuse_options(module, name)
 
-    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        ids = args[0] if args else kwargs["input"]
-        if ids.ndim < 1:
-            raise no_batch(taps, module, ids, "[n] or [n, ...]")
-        return taps.tap(self, module, [output], [ids], taps.batch_first)[0]
+    def fewest_dimensions(self, module: nn.Module) -> int:
+        return 1
 
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
-        ids = batch_first(saved[0], context, 2).long()
-        outputs = batch_first(gradients[0], context, 3)
-        ids, outputs = tokens(ids.unsqueeze(-1)).squeeze(-1), tokens(outputs)
-        assert isinstance(module, nn.Embedding)
-        return {"weight": Rows.summed(ids, _without_padding(module, ids, outputs), module.weight.shape)}
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        ids = batch_first(call.saved[0], call.context, 2).long()
+        outputs = batch_first(call.gradients[0], call.context, 3)
+        return _weight_form(call, tokens(ids.unsqueeze(-1)).squeeze(-1), tokens(outputs))
 
 
 @supports(nn.EmbeddingBag)
@@ -257,22 +251,15 @@ class EmbeddingBag(Layer):
             )
         return taps.tap(self, module, [output], [ids] if factors is None else [ids, factors])[0]
 
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        module, ids = call.module, call.saved[0].long()
         assert isinstance(module, nn.EmbeddingBag)
-        ids, outputs = saved[0].long(), gradients[0]
-        each = outputs.unsqueeze(1).expand(-1, ids.shape[1], -1)
-        if len(saved) > 1:
-            each = each * saved[1].unsqueeze(2)
+        each = call.gradients[0].unsqueeze(1).expand(-1, ids.shape[1], -1)
+        if len(call.saved) > 1:
+            each = each * call.saved[1].unsqueeze(2)
         if module.mode == "mean":
             size = torch.full_like(ids[:, 0], ids.shape[1])
             if module.padding_idx is not None:
                 size = (ids != module.padding_idx).sum(1)
             each = each / size.clamp_min(1).view(-1, 1, 1)
-        return {"weight": Rows.summed(ids, _without_padding(module, ids, each), module.weight.shape)}
+        return _weight_form(call, ids, each)

@@ -6,7 +6,7 @@ and differentiated. A module that draws random numbers would draw others the sec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients.forms.per_example import Dense, PerExample
-from adadp.gradients.layers.layer import Layer, Taps
+from adadp.gradients.forms.dense import Dense
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.layers.layer import Layer, LayerCall, Taps
 
 
 class ThroughFunc(Layer):
@@ -40,23 +41,17 @@ class ThroughFunc(Layer):
         )
         return pytree.tree_unflatten([next(tapped) if f else o for o, f in zip(outputs, floating, strict=True)], form)
 
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
-        inputs, places, rest, floating, chunk, name, batch_first = context
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        inputs, places, rest, floating, chunk, name, batch_first = call.context
         if not batch_first:
             raise UnsupportedModuleError(f"{name}: torch.func needs examples in the first dimension (batch_first=True)")
-        count = gradients[0].shape[0] if gradients[0].ndim else -1
+        module, first = call.module, call.gradients[0]
+        count = first.shape[0] if first.ndim else -1
         everything = _parameters(module)
-        parameters = {own: value for own, value in everything.items() if own in wanted}
-        fixed = {own: value for own, value in everything.items() if own not in wanted}
+        parameters = {own: value for own, value in everything.items() if own in call.wanted}
+        fixed = {own: value for own, value in everything.items() if own not in call.wanted}
         state = {**fixed, **dict(module.named_buffers())}
-        batched = [0 if tensor.ndim and tensor.shape[0] == count else None for tensor in saved]
+        batched = [0 if tensor.ndim and tensor.shape[0] == count else None for tensor in call.saved]
 
         def gradient_of_one(tensors: list[Tensor], output_gradients: list[Tensor]) -> dict[str, Tensor]:
             present = iter(t.unsqueeze(0) if d == 0 else t for t, d in zip(tensors, batched, strict=True))
@@ -72,14 +67,16 @@ class ThroughFunc(Layer):
             return dict(backward([g.unsqueeze(0) for g in output_gradients])[0])
 
         try:
-            found = vmap(gradient_of_one, in_dims=(batched, 0), chunk_size=chunk)(list(saved), list(gradients))
+            found = vmap(gradient_of_one, in_dims=(batched, 0), chunk_size=chunk)(
+                list(call.saved), list(call.gradients)
+            )
         except (RuntimeError, ValueError, IndexError) as error:
             raise UnsupportedModuleError(
                 f"{name} ({type(module).__name__}): torch.func cannot take its per-example gradients: "
                 f"{str(error).splitlines()[0]} A module that draws random numbers, mixes examples or reads values back "
                 "cannot be split by example; move its parameters into modules that adadp knows, or freeze them."
             ) from error
-        return {own: Dense(gradient) for own, gradient in found.items()}
+        return {own: Dense(gradient, planned=call.planned) for own, gradient in found.items()}
 
 
 def _parameters(module: nn.Module) -> dict[str, Tensor]:

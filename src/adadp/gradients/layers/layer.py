@@ -1,12 +1,15 @@
-"""What the capture needs to know of a kind of layer, and the register of those that are known.
+"""The interface of a layer: how the capture gets per-example gradients of one kind of module, and which are known.
 
-A new kind of layer is one subclass of `Layer` in a file of its own and one `@supports(...)`.
+A new kind of layer is one subclass of `Layer` in a file of its own, registered by `@supports(nn.Kind)`. The soundness
+tests go through `registered()` and ask for an example of every kind.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -45,15 +48,47 @@ class Taps(Protocol):
         """The module's name in the tree, for messages."""
 
 
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of a module that a backward pass came through: all that its per-example gradients are made of.
+
+    Attributes:
+        module: the module that was called.
+        context: what the layer gave to `Taps.tap` beside tensors.
+        saved: the tensors that the layer gave to `Taps.tap`, detached; usually the module's inputs.
+        gradients: the gradient of each tapped output.
+        wanted: the module's own names of the parameters whose gradients are wanted.
+        planned: the public number of examples that forms choose their arithmetic for (see `PerExample`); None outside a
+            step, where the number of examples is public itself.
+    """
+
+    module: nn.Module
+    context: Any
+    saved: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    wanted: Collection[str]
+    planned: int | None
+
+
 class Layer(ABC):
-    """Knows the per-example gradients of one kind of module."""
+    """Computes the per-example gradients of one kind of module.
+
+    A subclass implements `per_example`. A module of one input tensor and one output, with examples in the first
+    dimension, needs nothing else; others override `after`.
+
+    Guarantee: the form returned for a parameter holds, for every example i of the call, the gradient with respect to
+    that parameter of <output_i, gradients_i>, and nothing of any other example.
+    """
 
     #: The layer answers for every module below its own as well; those are not watched.
     atomic: ClassVar[bool] = False
-    #: The gradients are small beside what they are made of, so they are made at once and that is let go.
+    #: The gradients are small beside what they are made of, so they are computed in the backward pass and the tensors
+    #: that they are made of are freed.
     small: ClassVar[bool] = False
-    #: The methods that say what the module computes. A subclass that replaces one is unknown.
+    #: The methods that define what the module computes. A subclass that replaces one is not known.
     defining: ClassVar[tuple[str, ...]] = ("forward",)
+    #: The shape of a batch of inputs, for the message that refuses an input without one.
+    expected: ClassVar[str] = "[n, ...]"
 
     def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
         """Raise UnsupportedModuleError for settings of `module` that have no per-example gradients."""
@@ -64,23 +99,36 @@ class Layer(ABC):
     def uninstall(self, module: nn.Module) -> None:  # noqa: B027
         """Undo `install`."""
 
-    @abstractmethod
+    def fewest_dimensions(self, module: nn.Module) -> int:
+        """How many dimensions a batch of inputs has at least; torch accepts a single example of one less."""
+        return 2
+
     def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Called with what the module was given and returned; taps the output and returns it."""
+        """Called with what the module was given and returned; taps the output and returns what to use instead.
+
+        Raises:
+            UnsupportedModuleError: the call has no per-example gradients.
+        """
+        inputs = args[0] if args else kwargs["input"]
+        if inputs.ndim < self.fewest_dimensions(module):
+            raise no_batch(taps, module, inputs, self.expected)
+        return taps.tap(self, module, [output], [inputs], taps.batch_first)[0]
 
     @abstractmethod
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
-        """Per-example gradients of the `wanted` parameters (the module's own names for them)."""
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        """Per-example gradients of the `wanted` parameters, by the module's own names for them.
+
+        Called once the backward pass has reached the output, with `exact_arithmetic`. Every form is planned for
+        `call.planned` examples.
+        """
 
 
 _REGISTER: dict[type[nn.Module], Layer] = {}
+
+
+def registered() -> Mapping[type[nn.Module], Layer]:
+    """Every kind of module that a layer is registered for."""
+    return MappingProxyType(_REGISTER)
 
 
 def supports(*kinds: type[nn.Module]) -> Callable[[type[Layer]], type[Layer]]:

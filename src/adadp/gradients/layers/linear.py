@@ -1,17 +1,18 @@
-"""nn.Linear, on vectors, sequences and anything with more dimensions; and matrix products inside other layers."""
+"""nn.Linear on inputs of any number of dimensions, and the matrix products inside other layers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from adadp.gradients.forms.per_example import Dense, PerExample
+from adadp.gradients.forms.dense import Dense
+from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.forms.products import Bias, Products
-from adadp.gradients.layers.layer import Layer, Taps, batch_first, no_batch, supports
+from adadp.gradients.layers.layer import Layer, LayerCall, Taps, batch_first, supports
 
 
 def tokens(tensor: Tensor) -> Tensor:
@@ -23,28 +24,17 @@ def tokens(tensor: Tensor) -> Tensor:
 class Linear(Layer):
     """y = x W^T + b: the gradient of W is a sum over tokens of outer products."""
 
-    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        inputs = args[0] if args else kwargs["input"]
-        if inputs.ndim < 2:
-            raise no_batch(taps, module, inputs, "[n, features] or [n, ..., features]")
-        return taps.tap(self, module, [output], [inputs], taps.batch_first)[0]
+    expected: ClassVar[str] = "[n, features] or [n, ..., features]"
 
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
-        inputs = tokens(batch_first(saved[0], context, 3))
-        outputs = tokens(batch_first(gradients[0], context, 3))
-        weight = Products(inputs, outputs)
-        forms: dict[str, PerExample] = {"weight": weight} if "weight" in wanted else {}
-        if "bias" in wanted and weight.tokens == 1 and forms:
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        inputs = tokens(batch_first(call.saved[0], call.context, 3))
+        outputs = tokens(batch_first(call.gradients[0], call.context, 3))
+        weight = Products(inputs, outputs, planned=call.planned)
+        forms: dict[str, PerExample] = {"weight": weight} if "weight" in call.wanted else {}
+        if "bias" in call.wanted and weight.tokens == 1 and forms:
             forms["bias"] = Bias(weight)
-        elif "bias" in wanted:
-            forms["bias"] = Dense(outputs.sum(1))
+        elif "bias" in call.wanted:
+            forms["bias"] = Dense(outputs.sum(1), planned=call.planned)
         return forms
 
 
@@ -97,19 +87,12 @@ class Projection(Layer):
     def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return output  # the products inside were tapped one by one
 
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
-        weight, bias = context
-        inputs, outputs = tokens(saved[0]), tokens(gradients[0])
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        weight, bias = call.context
+        inputs, outputs = tokens(call.saved[0]), tokens(call.gradients[0])
         forms: dict[str, PerExample] = {}
-        if weight.name in wanted:
-            forms[weight.name] = Products(inputs, weight.whole(outputs))
-        if bias is not None and bias.name in wanted:
-            forms[bias.name] = Dense(bias.whole(outputs.sum(1)))
+        if weight.name in call.wanted:
+            forms[weight.name] = Products(inputs, weight.whole(outputs), planned=call.planned)
+        if bias is not None and bias.name in call.wanted:
+            forms[bias.name] = Dense(bias.whole(outputs.sum(1)), planned=call.planned)
         return forms

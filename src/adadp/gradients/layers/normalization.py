@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients.forms.per_example import Dense, PerExample
-from adadp.gradients.layers.layer import Layer, Taps, batch_first, no_batch, supports
+from adadp.gradients.forms.dense import Dense
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.layers.layer import Layer, LayerCall, batch_first, supports
 from adadp.gradients.rounding import accumulation_dtype
 
 
@@ -19,33 +20,19 @@ class _Affine(Layer):
     """y = normalised(x) * weight + bias: one number for each of an example's many."""
 
     small: ClassVar[bool] = True
+    expected: ClassVar[str] = "the examples in its first dimension"
 
-    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        inputs = args[0] if args else kwargs["input"]
-        if inputs.ndim < self.least_dimensions(module):
-            raise no_batch(taps, module, inputs, "the examples in its first dimension")
-        return taps.tap(self, module, [output], [inputs], taps.batch_first)[0]
-
-    def per_example(
-        self,
-        module: nn.Module,
-        context: Any,
-        saved: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        wanted: Collection[str],
-    ) -> Mapping[str, PerExample]:
-        outputs = gradients[0].to(accumulation_dtype(gradients[0].dtype))
-        forms: dict[str, PerExample] = {}
-        if "weight" in wanted:
-            normalised = self.normalised(module, saved[0].to(outputs.dtype))
-            forms["weight"] = Dense(self.summed(module, outputs * normalised, context))
-        if "bias" in wanted:
-            forms["bias"] = Dense(self.summed(module, outputs, context))
-        return forms
-
-    @abstractmethod
-    def least_dimensions(self, module: nn.Module) -> int:
-        """How many dimensions a batch of inputs has at least."""
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        outputs = call.gradients[0].to(accumulation_dtype(call.gradients[0].dtype))
+        products = {}
+        if "weight" in call.wanted:
+            products["weight"] = outputs * self.normalised(call.module, call.saved[0].to(outputs.dtype))
+        if "bias" in call.wanted:
+            products["bias"] = outputs
+        return {
+            own: Dense(self.summed(call.module, product, call.context), planned=call.planned)
+            for own, product in products.items()
+        }
 
     @abstractmethod
     def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
@@ -59,7 +46,7 @@ class _Affine(Layer):
 class _OverLastDimensions(_Affine):
     """Each token is normalised over its features; the weight has the features' shape."""
 
-    def least_dimensions(self, module: nn.Module) -> int:
+    def fewest_dimensions(self, module: nn.Module) -> int:
         return len(module.normalized_shape) + 1  # type: ignore[arg-type]
 
     def summed(self, module: nn.Module, products: Tensor, examples_first: bool) -> Tensor:
@@ -97,9 +84,6 @@ class _OverPlaces(_Affine):
 class GroupNorm(_OverPlaces):
     """Mean and variance of a group of channels."""
 
-    def least_dimensions(self, module: nn.Module) -> int:
-        return 2
-
     def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
         assert isinstance(module, nn.GroupNorm)
         return F.group_norm(inputs, module.num_groups, eps=module.eps)
@@ -116,7 +100,7 @@ class InstanceNorm(_OverPlaces):
                 "the model and carry no noise. Use track_running_stats=False."
             )
 
-    def least_dimensions(self, module: nn.Module) -> int:
+    def fewest_dimensions(self, module: nn.Module) -> int:
         assert isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d)
         return module._get_no_batch_dim() + 1
 

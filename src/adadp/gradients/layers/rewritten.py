@@ -1,4 +1,4 @@
-"""Modules that compute everything inside one call of their own: their `forward` is replaced while they are watched.
+"""Modules whose products are hidden inside one kernel of torch: their `forward` is replaced while they are watched.
 
 The replacement is a class, not an attribute, so that a copy or a pickle of a watched module is an ordinary one.
 """
@@ -17,7 +17,7 @@ from adadp.gradients.layers.linear import Projection
 
 
 class Rewritten(Projection):
-    """A layer that computes its module anew from tapped products. It answers for the modules below as well."""
+    """A layer that computes its module's output itself, from tapped products. It answers for modules below as well."""
 
     atomic: ClassVar[bool] = True
 
