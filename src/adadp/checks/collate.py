@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.checks.compared import padded_alike
-from adadp.checks.items import copied, halved, length, lengthened
-from adadp.checks.rows import Parts, dimension, take_apart
+from adadp.checks.comparison import padded_alike
+from adadp.checks.containers import Parts, dimension, take_apart
+from adadp.checks.dataset_items import copied, halved, length, lengthened
 from adadp.checks.seeds import seeded
 from adadp.errors import ConfigurationError
 

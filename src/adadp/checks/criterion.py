@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adadp.checks.rows import Parts, chosen, dimension, take_apart
+from adadp.checks.containers import Parts, chosen, dimension, take_apart
 from adadp.errors import ConfigurationError
 from adadp.gradients import Capture
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from adadp.checks.compared import coarse, padded_alike, rows_in
+from adadp.checks.comparison import coarse, example_axes, padded_alike
 from adadp.checks.padding import REACHES, Padded, evaluating
-from adadp.checks.runs import Runs
+from adadp.checks.trial_runs import TrialRuns
 from adadp.errors import PrivacyError, UnsupportedModuleError
 
 
-def refuse_padding(runs: Runs, given: Padded, dimensions: Sequence[int]) -> bool:
+def refuse_padding(runs: TrialRuns, given: Padded, dimensions: Sequence[int]) -> bool:
     """Refuse a module where an example's result changes with how long the others are. False where that is not known."""
     with evaluating(runs.module):
         try:
@@ -39,7 +39,7 @@ def _agree(
 ) -> bool:
     relative = 1e-4 if halves <= 1e-2 else halves / 4  # what other shapes do by rounding: 1e-5 in float32
     for one, two in zip(base, other, strict=False):
-        place = rows_in(one, two, count, examples_first)
+        place = example_axes(one, two, count, examples_first)
         if place is not None:
             one, two = place[0].unfolded(one), place[1].unfolded(two)
             if not all(padded_alike(one[row], two[row], relative, 1e-7) for row in kept):

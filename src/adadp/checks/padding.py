@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adadp.checks.collate import Recollated
-from adadp.checks.rows import Parts, chosen
+from adadp.checks.containers import Parts, chosen
 
 REACHES = (
     "{}: padding reaches the result: what it gives for an example changes where another one of the batch is longer. "

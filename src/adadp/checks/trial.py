@@ -16,23 +16,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
-from adadp.checks.attempts import Attempts
+from adadp.checks.cascade import Cascade
 from adadp.checks.collate import CollateTrial, Recollated
+from adadp.checks.containers import Parts, dimension, take_apart
 from adadp.checks.criterion import WatchedCriterion, watch_criterion
-from adadp.checks.dataset import unseen
-from adadp.checks.handed_on import HandedOn
-from adadp.checks.items import fetched
-from adadp.checks.known import recognised
+from adadp.checks.dataset_items import fetched
+from adadp.checks.known_losses import recognised
 from adadp.checks.lengths import refuse_padding
-from adadp.checks.loss import refuse_crossing_rows
+from adadp.checks.loss_trial import refuse_crossing_rows
+from adadp.checks.messages import ATTRIBUTES, INPUTS, LOSSES, NO_BATCH, NO_ROWS, STALE_OUTPUT, UNKNOWN, UNRUN
+from adadp.checks.module_state import ModuleState
 from adadp.checks.padding import UNTRIED, Padded, Unmatched, is_among, padded
-from adadp.checks.public import public_of
-from adadp.checks.rows import Parts, dimension, take_apart
-from adadp.checks.runs import Runs
+from adadp.checks.public_examples import public_examples_of
+from adadp.checks.records import unseen_parts
 from adadp.checks.schedule import stage
 from adadp.checks.seeds import generators_kept, seeded
-from adadp.checks.state import State
-from adadp.checks.texts import ATTRIBUTES, HANDED_ON, INPUTS, LOSSES, NO_BATCH, NO_ROWS, UNKNOWN, UNRUN
+from adadp.checks.stale_outputs import StaleOutputs
+from adadp.checks.trial_runs import TrialRuns
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture.tap import backward_pass
@@ -76,7 +76,7 @@ class Trial:
         self._dataset, self._collate = dataset, collate
         self._mean = loss_reduction == "mean"
         self._planned, self._largest = steps, largest
-        self._public = public_of(public_examples, default_collate if collate is None else collate)
+        self._public = public_examples_of(public_examples, default_collate if collate is None else collate)
         self.postponed = False  # whether a trial that is due waits until the step is recorded (`before_recording`)
         self._covered: int | None = None  # the lot on which modules were tried together with the loss
         self.untried: dict[str, str] = {}
@@ -92,18 +92,18 @@ class Trial:
         self._stages: dict[tuple[int, tuple[bool, ...], int], int] = {}  # of a module in a mode: trials it passed
         self._refused: dict[int, PrivacyError] = {}
         self._losses: dict[int, Callable[..., Tensor]] = {}
-        self._handed_on = HandedOn()
+        self._handed_on = StaleOutputs()
         #: What calls for the microbatch that is out returned, until the losses that are made of them were tried.
         self._outputs: list[Tensor] = []
         self._tried_for: object = None  # the microbatch on which a module was tried last
         self._same_inputs = False  # whether the model was given the batch's own tensors when it was tried
-        self._attributes: State | None = None  # of the module, when the first lot had gone through it
+        self._attributes: ModuleState | None = None  # of the module, when the first lot had gone through it
         self._constants: dict[str, Any] = {}  # arguments that hold no rows, as they were when the module was tried
         self._own_loss: object = None  # the part for which a scalar that a module computed was differentiated
         self._criterion: WatchedCriterion | None = None
         self._collated: tuple[int, Recollated | None] | None = None  # at which stage, and what came out
         self._collate_refused: str | None = None
-        text = unseen(dataset)
+        text = unseen_parts(dataset)
         if text is not None:
             self.untried["dataset"] = text
 
@@ -133,7 +133,9 @@ class Trial:
         """Try `module`, if that is due, on a few rows of what it is about to be called with."""
         self._raise_again(id(module))
         if self._handed_on.from_another(args, kwargs, _place(part)):
-            raise self._remembered(id(module), TrainingLoopError(HANDED_ON.format(self._capture.module_name(module))))
+            raise self._remembered(
+                id(module), TrainingLoopError(STALE_OUTPUT.format(self._capture.module_name(module)))
+            )
         key = self._key(module, part)
         self._note_attributes(part)
         if self._covered == part.lot and part.count > 1 and id(module) not in self.undecided:
@@ -174,7 +176,7 @@ class Trial:
         """Refuse the module where an example's result changes with how long the others are."""
         given = self._padded(parts, dims, part)
         if given is not None:
-            runs = Runs(self._capture, module, parts, dims)
+            runs = TrialRuns(self._capture, module, parts, dims)
             if not refuse_padding(runs, given, self._dimensions):
                 self.untried["padding"] = UNTRIED
 
@@ -197,7 +199,7 @@ class Trial:
         """Say so where the loop has put other tensors into the module's attributes since the first lot."""
         before, self._attributes = self._attributes, None if part.lot else self._attributes
         if before is not None and part.lot == 1:
-            now = State(self._capture.module)
+            now = ModuleState(self._capture.module)
             for path in before.values.keys() | now.values.keys():
                 one, other = before.values.get(path), now.values.get(path)
                 tensors = [value for value in (one, other) if isinstance(value, Tensor)]  # numbers may count epochs
@@ -238,7 +240,7 @@ class Trial:
             return  # checkpointing runs it again
         self._handed_on.note(output, _place(part))
         if part.lot == 0:
-            self._attributes = State(self._capture.module)
+            self._attributes = ModuleState(self._capture.module)
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if self.loss_due(self, part):
             self._outputs = [*self._outputs, *(leaf for leaf in leaves if leaf.requires_grad)][-8:]
@@ -257,8 +259,8 @@ class Trial:
         """Another microbatch is out, or this one was stepped on: what was returned for it is no longer of interest."""
         self._outputs = []
 
-    def _attempts(self, part: Part) -> Attempts:
-        return Attempts(self._capture, self._dimensions, self._mean, self._stage(part.lot), self._largest)
+    def _attempts(self, part: Part) -> Cascade:
+        return Cascade(self._capture, self._dimensions, self._mean, self._stage(part.lot), self._largest)
 
     def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
         """Try the module as its arguments may be read: a length may be the number of examples by chance."""

@@ -12,18 +12,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adadp.testing.books import Spending, spending
+    from adadp.testing.effects import Effect, Influence
     from adadp.testing.lockstep import influence
-    from adadp.testing.result import Effect, Influence
+    from adadp.testing.printed_epsilon import Spending, spending
     from adadp.testing.statistics import Tested, inclusion, noise, processes
 
 # Imported when first used: pytest loads the plugin of this package in every project that adadp is installed for.
 _HOME_OF = {
     "influence": "lockstep",
-    "Effect": "result",
-    "Influence": "result",
-    "Spending": "books",
-    "spending": "books",
+    "Effect": "effects",
+    "Influence": "effects",
+    "Spending": "printed_epsilon",
+    "spending": "printed_epsilon",
     "Tested": "statistics",
     "inclusion": "statistics",
     "noise": "statistics",

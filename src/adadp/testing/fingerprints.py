@@ -16,7 +16,7 @@ LENGTHS_ALIKE = 1e-2
 """Relative: what rounding may do to the length of one gradient where there is one example more, in half precision."""
 
 
-def named(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+def named_state(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
     """Everything that a module's state holds."""
     yield from module.named_parameters()
     yield from module.named_buffers()
@@ -27,7 +27,7 @@ def _weights(count: int) -> Tensor:
     return torch.cos(torch.arange(count, dtype=torch.float64))
 
 
-def prints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[float, ...]]:
+def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[float, ...]]:
     """A fingerprint of each tensor: its sum, a weighted one and that of absolute values, whatever its size."""
     found: dict[str, tuple[float, ...]] = {}
     for name, tensor in tensors:
@@ -36,7 +36,7 @@ def prints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[float, ...]
     return found
 
 
-def unlike(one: Mapping[str, tuple[float, ...]], other: Mapping[str, tuple[float, ...]]) -> str:
+def differing(one: Mapping[str, tuple[float, ...]], other: Mapping[str, tuple[float, ...]]) -> str:
     """The name of a tensor that differs; "" if none does."""
     for name in [*one, *other]:
         first, second = one.get(name), other.get(name)
@@ -67,4 +67,4 @@ def unmatched(one: Sequence[float], other: Sequence[float], least: float) -> int
     return missing
 
 
-__all__ = ["ALIKE", "named", "prints", "unlike", "unmatched"]
+__all__ = ["ALIKE", "differing", "fingerprints", "named_state", "unmatched"]

@@ -8,10 +8,10 @@ from typing import Any
 
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp.mechanism.observation import watching
-from adadp.testing.books import unobserved
-from adadp.testing.held import Change, held, items_of
-from adadp.testing.made import Example, Surroundings, made, surroundings
-from adadp.testing.result import ROUNDING, Effect, Influence
+from adadp.testing.awkward_examples import Example, Surroundings, awkward_examples, surroundings
+from adadp.testing.changed_dataset import Change, items_of, with_changes
+from adadp.testing.effects import ROUNDING, Effect, Influence
+from adadp.testing.printed_epsilon import unobserved
 from adadp.testing.world import LOTS, World
 
 Train = Callable[[Any], Any]
@@ -85,7 +85,7 @@ def influence(
 
 def _chosen(examples: Any, dataset: Any) -> list[Example]:
     asked = examples if isinstance(examples, list) else [examples]
-    ready = {each.name: each for each in made(dataset)}
+    ready = {each.name: each for each in awkward_examples(dataset)}
     chosen: list[Example] = []
     for each in asked:
         if each == "made" if isinstance(each, str) else False:
@@ -131,7 +131,8 @@ class _Comparison:
         change = where.change(target)
         try:
             world.run(
-                self._train, held(self._dataset, Change({**change.items, target: example.item}, change.all_others))
+                self._train,
+                with_changes(self._dataset, Change({**change.items, target: example.item}, change.all_others)),
             )
         except PrivacyError as error:
             return Effect(name, refused=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
@@ -169,7 +170,7 @@ class _Comparison:
 
         def run(earlier: World | None) -> World:
             world = self._world(target, where, earlier=earlier)
-            world.run(self._train, held(self._dataset, Change(items, change.all_others)))
+            world.run(self._train, with_changes(self._dataset, Change(items, change.all_others)))
             return world
 
         try:

@@ -24,7 +24,7 @@ from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
 from adadp.mechanism.step import Unnoised
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
-from adadp.testing.world import LOTS, Enough
+from adadp.testing.world import LOTS, EnoughLots
 
 THRESHOLD = 1e-6
 """The p-value below which a test fails."""
@@ -263,7 +263,7 @@ def _end_after(
     def handed_out(microbatch: Microbatch) -> None:
         begin(microbatch)
         if microbatch.index == 0 and done():
-            raise Enough
+            raise EnoughLots
         note(microbatch)
 
     loader.lots.on_hand_out = handed_out
@@ -275,7 +275,7 @@ def _run(train: Train, dataset: Any, watch: Any) -> None:
         warnings.simplefilter("ignore", BudgetWarning)
         try:
             train(dataset)
-        except Enough:
+        except EnoughLots:
             return
         except NoGuaranteeError:
             return  # the loop asked for an epsilon, which there is none of while it is watched

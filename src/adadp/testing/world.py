@@ -26,11 +26,11 @@ from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
 from adadp.mechanism.step import Unnoised
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
-from adadp.testing.fingerprints import ALIKE, named, prints, unlike, unmatched
-from adadp.testing.held import places_of
-from adadp.testing.keyed import KeyedDraws, Rows, generators_kept, normal, seed_everything, seed_of
-from adadp.testing.lots import Collate, Items, LockstepLots
-from adadp.testing.result import ROUNDING, Effect
+from adadp.testing.changed_dataset import places_of
+from adadp.testing.effects import ROUNDING, Effect
+from adadp.testing.fingerprints import ALIKE, differing, fingerprints, named_state, unmatched
+from adadp.testing.keyed_draws import KeyedDraws, RowOwners, generators_kept, normal, seed_everything, seed_of
+from adadp.testing.keyed_loader import KeyedCollate, KeyedItems, KeyedLots
 
 LOTS = 8
 """How many lots a world runs, unless told."""
@@ -40,16 +40,16 @@ _ABSENT = (2, 5)  # of nine lots, those that do not hold the example: nothing of
 _WIDTHS = {3: 1.0, 4: 2.0, 6: 4.0, 7: 8.0}  # of nine lots, those with a bound of so many typical gradients
 
 
-class Enough(BaseException):
+class EnoughLots(BaseException):
     """Ends a training function when enough lots were seen. Not an Exception, so that no loop takes it for one."""
 
 
-class _Differs(Enough):
+class _Differs(EnoughLots):
     """Ends the second world where it is not the first one any more."""
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleaseEntry:
     """A release of the first world: private data and public numbers."""
 
     run: int
@@ -65,7 +65,7 @@ class Released:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepEntry:
     """A step of any optimizer: what its parameters and rates were afterwards."""
 
     optimizer: str
@@ -74,7 +74,7 @@ class Stepped:
 
 
 @dataclass
-class Run:
+class WatchedRun:
     """A private run inside the training function."""
 
     number: int
@@ -116,8 +116,8 @@ class World:
     ) -> None:
         self.always = always
         self.target, self.key, self.lots, self.inside, self.earlier = target, key, lots, inside, earlier
-        self.runs: list[Run] = []
-        self.entries: list[Released | Stepped] = []
+        self.runs: list[WatchedRun] = []
+        self.entries: list[ReleaseEntry | StepEntry] = []
         self.seen = 0  # releases of gradients
         self.worst = Effect("")
         self._squares: dict[tuple[int, int], float] = {}
@@ -140,7 +140,7 @@ class World:
             try:
                 with self.draws:
                     train(dataset)
-            except Enough:
+            except EnoughLots:
                 return
             except NoGuaranteeError:
                 if self.seen == 0:
@@ -164,15 +164,15 @@ class World:
     def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _Observer:
         """A run begins: draw its lots, items and augmentation by key."""
         always = [place for index in self.always for place in places_of(loader.dataset, index)]
-        run = Run(len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
+        run = WatchedRun(len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
         self.runs.append(run)
         inner, self.draws.batch_first = loader._loader, loader.batch_first
-        loader.sampling = LockstepLots(self, run, loader.sampling)
+        loader.sampling = KeyedLots(self, run, loader.sampling)
         loader._loader = DataLoader(
-            Items(self, run, loader.dataset),
+            KeyedItems(self, run, loader.dataset),
             batch_sampler=inner.batch_sampler,
             num_workers=0,  # a worker would draw for itself; what it does is done here, one item after the other
-            collate_fn=Collate(self, run, inner.collate_fn),
+            collate_fn=KeyedCollate(self, run, inner.collate_fn),
         )
         begin = loader.lots.on_hand_out
 
@@ -188,18 +188,18 @@ class World:
         """Whether a lot holds the example, in the world that has it."""
         return lot % 9 not in (*_ABSENT, 8)
 
-    def _handed_out(self, run: Run, microbatch: Microbatch) -> None:
+    def _handed_out(self, run: WatchedRun, microbatch: Microbatch) -> None:
         if microbatch.index == 0:
             if self.seen >= self.lots:
-                raise Enough
+                raise EnoughLots
             self._widen(run, microbatch.lot)
         indices = tuple(microbatch.indices)
         known = self.orders.pop(indices, indices)[: microbatch.count]
         rows = (*known, *range(-1, len(known) - microbatch.count - 1, -1))
-        self.draws.rows = Rows(rows, (run.number, microbatch.lot))
+        self.draws.rows = RowOwners(rows, (run.number, microbatch.lot))
         seed_everything(self.key, run.number, "lot", microbatch.lot)
 
-    def _widen(self, run: Run, lot: int) -> None:
+    def _widen(self, run: WatchedRun, lot: int) -> None:
         """Try other bounds than the loop's own: where all others are clipped anyway, little of a fault shows."""
         parts = run.optimizer._step.clipping.objects()
         if not all(type(part) is Flat or isinstance(part, Grouped) for part in parts):
@@ -226,13 +226,13 @@ class World:
 
     # ---- what it releases -------------------------------------------------------------------------------------------
 
-    def noising(self, run: Run, release: Unnoised) -> Release:
+    def noising(self, run: WatchedRun, release: Unnoised) -> Release:
         """Note a release, or compare it with the first world's; what it returns is released."""
         self.seen += release.kind == "gradient"
         scale = run.scales.get(release.lot, 1.0)
         sums = {name: value.detach().double().cpu() for name, value in release.sums.items()}
         stddev = {name: _double(value) for name, value in release.stddev.items() if name in sums}
-        seen = Released(
+        seen = ReleaseEntry(
             run=run.number,
             kind=release.kind,
             lot=release.lot,
@@ -240,7 +240,7 @@ class World:
             expected_lot=release.expected_lot,
             stddev=stddev,
             sums=sums,
-            state=prints(named(run.optimizer._step.capture.module)),
+            state=fingerprints(named_state(run.optimizer._step.capture.module)),
             lengths=tuple(sorted(run.lengths.pop(release.lot, []))) if release.kind == "gradient" else (),
         )
         if self.earlier is not None:
@@ -262,23 +262,23 @@ class World:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         names = {id(value): name for run in self.runs for name, value in run.optimizer._parameters.items()}
-        state = prints(
+        state = fingerprints(
             (names.get(id(p), f"a parameter of shape {list(p.shape)} (number {i})"), p)
             for i, p in enumerate(parameters)
         )
         rates = tuple(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
-        step = Stepped(type(optimizer).__name__, rates, state)
+        step = StepEntry(type(optimizer).__name__, rates, state)
         if self.earlier is None:
             self.entries.append(step)
             return
         before = self._next(step)
-        if not isinstance(before, Stepped):
+        if not isinstance(before, StepEntry):
             self._differ(None, f"{step.optimizer} stepped where the other world released a lot")
         elif before.optimizer != step.optimizer or before.rates != step.rates:
             self._differ(
                 None, f"the learning rates of {step.optimizer} are {step.rates}, without the example {before.rates}"
             )
-        elif name := unlike(before.state, step.state):
+        elif name := differing(before.state, step.state):
             self._differ(
                 name,
                 f"{step.optimizer} stepped on {name} with something that was not released",
@@ -286,22 +286,26 @@ class World:
 
     # ---- comparing --------------------------------------------------------------------------------------------------
 
-    def _next(self, entry: Released | Stepped) -> Released | Stepped | None:
+    def _next(self, entry: ReleaseEntry | StepEntry) -> ReleaseEntry | StepEntry | None:
         """The first world's entry in the place of this one."""
         assert self.earlier is not None
         place = len(self.entries)
         self.entries.append(entry)
         if place >= len(self.earlier.entries):
-            if self.seen > self.earlier.seen or isinstance(entry, Released):
+            if self.seen > self.earlier.seen or isinstance(entry, ReleaseEntry):
                 self._differ(None, "the loop made more releases, or steps, with the example than without it")
-            raise Enough
+            raise EnoughLots
         return self.earlier.entries[place]
 
-    def _compared(self, run: Run, seen: Released, multiplier: float, scale: float) -> dict[str, Tensor]:
+    def _compared(self, run: WatchedRun, seen: ReleaseEntry, multiplier: float, scale: float) -> dict[str, Tensor]:
         before = self._next(seen)
-        if not isinstance(before, Released) or (before.run, before.kind, before.lot) != (seen.run, seen.kind, seen.lot):
+        if not isinstance(before, ReleaseEntry) or (before.run, before.kind, before.lot) != (
+            seen.run,
+            seen.kind,
+            seen.lot,
+        ):
             self._differ(None, "releases come in another order, or of other lots, than without the example")
-        assert isinstance(before, Released)
+        assert isinstance(before, ReleaseEntry)
         for what in ("event", "expected_lot"):
             if getattr(before, what) != getattr(seen, what):
                 self._differ(
@@ -314,7 +318,7 @@ class World:
         for name, value in before.stddev.items():
             if not _close(torch.as_tensor(value), torch.as_tensor(seen.stddev[name])):
                 self._differ(name, "the noise has another scale than without the example")
-        if name := unlike(before.state, seen.state):
+        if name := differing(before.state, seen.state):
             self._differ(
                 name,
                 f"{name} differs before the release although all earlier releases were equal: something that was not "
@@ -323,7 +327,9 @@ class World:
         self._measure(run, before, seen, multiplier, scale)
         return before.given
 
-    def _measure(self, run: Run, before: Released, seen: Released, multiplier: float, scale: float) -> None:
+    def _measure(
+        self, run: WatchedRun, before: ReleaseEntry, seen: ReleaseEntry, multiplier: float, scale: float
+    ) -> None:
         squares: dict[str, float] = {}
         total, size = 0.0, 0.0
         for name, summed in seen.sums.items():
@@ -351,7 +357,7 @@ class World:
         if value > self.worst.value:
             self.worst = replace(self.worst, value=value, lot=seen.lot, parameter=parameter, kind=seen.kind, why=why)
 
-    def _look_at_others(self, run: Run, before: Released, seen: Released, absent: bool) -> None:
+    def _look_at_others(self, run: WatchedRun, before: ReleaseEntry, seen: ReleaseEntry, absent: bool) -> None:
         """Whether others add what they add without the example: whatever it does to the sum, that is a premise."""
         here = 0 if absent else len(run.places)
         least = 1e-4 * max((length for length in before.lengths if math.isfinite(length)), default=0.0)
@@ -375,7 +381,7 @@ class World:
 class _Observer:
     """Shows the world what one run releases."""
 
-    def __init__(self, world: World, run: Run) -> None:
+    def __init__(self, world: World, run: WatchedRun) -> None:
         self._world, self._run = world, run
 
     def noising(self, release: Unnoised) -> Release | None:
@@ -389,7 +395,7 @@ class _Observer:
         """Nothing more to note."""
 
 
-def _note_lengths(run: Run) -> None:
+def _note_lengths(run: WatchedRun) -> None:
     """Have the run note how long every example's gradient is before it is clipped."""
     step = run.optimizer._step
     own = step._gradients
@@ -419,4 +425,4 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=ALIKE, atol=0.0, equal_nan=True)
 
 
-__all__ = ["LOTS", "Enough", "Run", "World"]
+__all__ = ["LOTS", "EnoughLots", "WatchedRun", "World"]

@@ -28,7 +28,7 @@ class Change:
         return self.items.get(index, self.all_others)
 
 
-class Held(Dataset[Any]):
+class ChangedDataset(Dataset[Any]):
     """A view of a dataset of any kind. What is not an item (classes, transforms) is the dataset's own."""
 
     def __init__(self, dataset: Any, change: Change) -> None:
@@ -68,13 +68,13 @@ class _List(list[Any]):
         return super().__getitem__(index)
 
 
-def held(dataset: Any, change: Change) -> Any:
+def with_changes(dataset: Any, change: Change) -> Any:
     """`dataset` with the change made: of its own type where that is one of tensors or a list."""
     if type(dataset) is TensorDataset:
         return _Tensors(*(_replaced(tensor, column, change) for column, tensor in enumerate(dataset.tensors)))
     if isinstance(dataset, list):
         return _List(copy.deepcopy(item if change[i] is None else change[i]) for i, item in enumerate(dataset))
-    return Held(dataset, change)
+    return ChangedDataset(dataset, change)
 
 
 def _replaced(tensor: Tensor, column: int, change: Change) -> Tensor:
@@ -111,4 +111,4 @@ def places_of(dataset: Any, target: int) -> list[int]:
     return [target] if target < len(dataset) else []
 
 
-__all__ = ["READS", "Change", "Held", "held", "items_of", "places_of"]
+__all__ = ["READS", "Change", "ChangedDataset", "items_of", "places_of", "with_changes"]

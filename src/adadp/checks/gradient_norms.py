@@ -24,14 +24,14 @@ CROSSED = (
 )
 
 
-def measured(capture: Capture, count: int) -> Norms:
+def example_norms(capture: Capture, count: int) -> Norms:
     """Squared norms of what the last backward pass brought to each parameter, example by example."""
 
     def work() -> Norms:
         forms = capture.look()
         for name, form in forms.items():
             if form.count != count:
-                raise UnsupportedModuleError(CROSSED.format(owner(name, capture)))
+                raise UnsupportedModuleError(CROSSED.format(module_of(name, capture)))
         with torch.no_grad(), exact_arithmetic():
             norms = [form.squared_norms().double() for form in forms.values()]
             # One read for all of them: a GPU waits at each.
@@ -52,7 +52,7 @@ def _in_a_thread(work: Callable[[], Norms]) -> Norms:
         return thread.submit(there).result()
 
 
-def owner(parameter: str, capture: Capture) -> str:
+def module_of(parameter: str, capture: Capture) -> str:
     """The name of the module that a parameter belongs to."""
     return parameter.rpartition(".")[0] or type(capture.module).__name__
 
@@ -62,7 +62,7 @@ def scales(count: int) -> list[float]:
     return [0.0, *(4.0 ** ((5 * place) % 7 - 2) for place in range(1, count))]
 
 
-def crossed(plain: Norms, scaled: Norms, factors: Sequence[float]) -> str | None:
+def crossing_parameter(plain: Norms, scaled: Norms, factors: Sequence[float]) -> str | None:
     """The parameter whose gradients did not scale with their own examples', if there is one."""
     squared = torch.tensor(factors, dtype=torch.float64) ** 2
     least = _rounding(plain)
@@ -74,7 +74,7 @@ def crossed(plain: Norms, scaled: Norms, factors: Sequence[float]) -> str | None
     return None
 
 
-def alike(
+def norms_alike(
     base: Norms, other: Norms, kept: Sequence[int], relative: float, scale: float = 1.0, missing: int = 0
 ) -> bool:
     """Whether the kept examples' gradients are `scale` times as long in `base` as in `other`.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.checks.rows import chosen
+from adadp.checks.containers import chosen
 
 KINDS = ("zero", "large", "own", "ignored", "missing")
 IGNORED = -100  # torch's label for "do not count this"
@@ -28,7 +28,7 @@ class Row:
     kind: str = "own"
 
 
-def unlike(leaves: Sequence[Any], dims: Sequence[int | None], count: int, wanted: int) -> list[int]:
+def unlike_rows(leaves: Sequence[Any], dims: Sequence[int | None], count: int, wanted: int) -> list[int]:
     """`wanted` rows that differ as much as may be, in an order that is not sorted. Fewer examples are repeated."""
     sums = [_sums(leaf, dim, count) for leaf, dim in zip(leaves, dims, strict=True)]
     found: dict[int, None] = {}
@@ -51,12 +51,12 @@ def unlike(leaves: Sequence[Any], dims: Sequence[int | None], count: int, wanted
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _RowSums:
     sum: Tensor  # [n], on the CPU
     ndim: int
 
 
-def _sums(leaf: Any, dim: int | None, count: int) -> _Sums | None:
+def _sums(leaf: Any, dim: int | None, count: int) -> _RowSums | None:
     """A number for each row of a leaf, None where it has no rows or all are alike in it."""
     if dim is None:
         return None
@@ -69,10 +69,10 @@ def _sums(leaf: Any, dim: int | None, count: int) -> _Sums | None:
             return None
         rows = tensor.detach().movedim(dim, 0).reshape(count, -1)
         values, ndim = rows.double().nan_to_num().sum(1).cpu(), tensor.ndim
-    return None if bool((values == values[0]).all()) else _Sums(values, ndim)
+    return None if bool((values == values[0]).all()) else _RowSums(values, ndim)
 
 
-def made(leaf: Any, dim: int | None, rows: Sequence[Row], name: str) -> Any:
+def with_rows(leaf: Any, dim: int | None, rows: Sequence[Row], name: str) -> Any:
     """A leaf with these rows."""
     some = chosen(leaf, dim, [row.source for row in rows])
     kinds = [row.kind for row in rows]
@@ -127,7 +127,7 @@ def _mostly_ignored(row: Tensor, seen: Tensor, name: str, dim: int | None) -> Te
     return labels if dim is None else labels.movedim(0, dim)
 
 
-def differ(leaves: Sequence[Any], others: Sequence[Any], dims: Sequence[int | None], places: Sequence[int]) -> bool:
+def all_differ(leaves: Sequence[Any], others: Sequence[Any], dims: Sequence[int | None], places: Sequence[int]) -> bool:
     """Whether every one of these places holds something else in some leaf."""
     changed = dict.fromkeys(places, False)
     for leaf, other, dim in zip(leaves, others, dims, strict=True):

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adadp.checks.compared import Rows
-from adadp.checks.loss import UNKNOWN, LossTrial
-from adadp.checks.made import Row, replaced
-from adadp.checks.module import ModuleTrial
+from adadp.checks.comparison import ExampleAxis
+from adadp.checks.containers import Parts
+from adadp.checks.loss_trial import UNKNOWN, LossTrial
+from adadp.checks.module_trial import ModuleTrial
 from adadp.checks.padding import Padded
-from adadp.checks.rows import Parts
-from adadp.checks.runs import LossRuns, Result, Runs
-from adadp.checks.schema import MADE, of_schema
-from adadp.checks.screen import Screen, largest
-from adadp.checks.whole import first_rows, refuse_whole
+from adadp.checks.short_trial import ShortTrial, largest
+from adadp.checks.synthetic_rows import MADE, synthetic
+from adadp.checks.trial_runs import LossRuns, RunResult, TrialRuns
+from adadp.checks.unlike_rows import Row, replaced
+from adadp.checks.whole_batch import first_rows, refuse_whole
 from adadp.errors import PrivacyError
 from adadp.gradients import Capture
 from adadp.out_of_memory import out_of_memory
 
 
-class Attempts:
+class Cascade:
     """What is tried in one trial of a run; `trial` numbers them, and `largest` is the most rows of one batch."""
 
     def __init__(
@@ -42,11 +42,11 @@ class Attempts:
     ) -> bool:
         """Refuse a module that mixes examples. False if they are too much alike to tell."""
         if schema_first:
-            made = of_schema(parts, dims, self._made)
+            made = synthetic(parts, dims, self._made)
             if made is not None:
-                self._refuse_made(Runs(self._capture, module, made, dims, self._trial), None)
-        runs = Runs(self._capture, module, parts, dims, self._trial)
-        screen = Screen(runs, count, self._dimensions)
+                self._refuse_made(TrialRuns(self._capture, module, made, dims, self._trial), None)
+        runs = TrialRuns(self._capture, module, parts, dims, self._trial)
+        screen = ShortTrial(runs, count, self._dimensions)
         decided = screen.passes()
         places = screen.places
         if not decided:
@@ -67,12 +67,12 @@ class Attempts:
     ) -> bool:
         """Refuse a loss that mixes examples. Whether all that it calls was tried with it, layer by layer."""
         if schema_first:
-            made = of_schema(parts, dims, self._made)
+            made = synthetic(parts, dims, self._made)
             if made is not None:
                 self._refuse_made(LossRuns(self._capture, loss, made, dims, self._trial), loss)
         runs = LossRuns(self._capture, loss, parts, dims, self._trial)
-        if lengths is None and Screen(runs, count, self._dimensions).passes():
-            self._refuse_whole(runs, count, [Rows(0)])
+        if lengths is None and ShortTrial(runs, count, self._dimensions).passes():
+            self._refuse_whole(runs, count, [ExampleAxis(0)])
             return True
         long = LossTrial(self._capture, loss, parts, dims, self._mean, self._trial)
         long.refuse(count, lengths)
@@ -84,7 +84,7 @@ class Attempts:
     ) -> None:
         """Refuse a loss that mixes the rows of a whole batch."""
         if not scalar:
-            self._refuse_whole(LossRuns(self._capture, loss, parts, dims, self._trial), count, [Rows(0)])
+            self._refuse_whole(LossRuns(self._capture, loss, parts, dims, self._trial), count, [ExampleAxis(0)])
         elif count > 4:
             count, cut = self._cut(parts, dims, count)
             LossTrial(self._capture, loss, cut, dims, self._mean, self._trial).refuse_whole(count)
@@ -93,12 +93,12 @@ class Attempts:
         """Refuse a loss that mixes the rows of the batch on which it is about to be recorded."""
         runs = LossRuns(self._capture, loss, parts, dims, self._trial)
         count, cut = self._cut(parts, dims, count)
-        if not refuse_whole(runs if cut is parts else runs.on(cut), count, [Rows(0)]):
+        if not refuse_whole(runs if cut is parts else runs.on(cut), count, [ExampleAxis(0)]):
             self.whole_loss(loss, parts, dims, count, scalar=True)
 
     # ---- made rows -----------------------------------------------------------------------------------------------
 
-    def _refuse_made(self, runs: Runs, loss: Callable[..., Tensor] | None) -> None:
+    def _refuse_made(self, runs: TrialRuns, loss: Callable[..., Tensor] | None) -> None:
         """Refuse on made rows, which tell nothing about anybody. Nothing is known where they cannot be run."""
         try:
             if self._plainly_apart(runs):
@@ -114,7 +114,7 @@ class Attempts:
             if out_of_memory(error):
                 raise
 
-    def _plainly_apart(self, runs: Runs) -> bool:
+    def _plainly_apart(self, runs: TrialRuns) -> bool:
         """Whether nothing changes for made rows, anywhere in the model, where the others are replaced."""
         rows = [Row(place) for place in range(self._made)]
         kept = [place for place in range(self._made) if place % 2]
@@ -136,7 +136,7 @@ class Attempts:
 
     # ---- all rows ------------------------------------------------------------------------------------------------
 
-    def _refuse_whole(self, runs: Runs, count: int, places: Sequence[Rows | None]) -> None:
+    def _refuse_whole(self, runs: TrialRuns, count: int, places: Sequence[ExampleAxis | None]) -> None:
         count, cut = self._cut(runs.parts, runs.dims, count)
         whole = runs
         if cut is not runs.parts:
@@ -150,6 +150,6 @@ class Attempts:
         return self._largest, replace(parts, leaves=first_rows(parts.leaves, dims, self._largest))
 
 
-def _side_by_side(*runs: Result) -> Any:
+def _side_by_side(*runs: RunResult) -> Any:
     lists = [[*(leaf for _, leaves in run.seen.outputs for leaf in leaves), *run.outputs] for run in runs]
     return zip(*lists, strict=True)

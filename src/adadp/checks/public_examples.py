@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from adadp.checks.items import fetched
+from adadp.checks.containers import Parts, take_apart
+from adadp.checks.dataset_items import fetched
 from adadp.checks.padding import matched
-from adadp.checks.rows import Parts, take_apart
 from adadp.errors import ConfigurationError
 
 #: The most that are used: as large as batches that models are run on as a rule.
@@ -18,7 +18,7 @@ _MOST = 256
 
 
 @dataclass(frozen=True)
-class Public:
+class PublicExamples:
     """Public items, and the batch that the loader's collate function makes of them."""
 
     items: list[Any]
@@ -51,7 +51,7 @@ class Public:
         return replace(parts, leaves=leaves)
 
 
-def public_of(examples: Any, collate: Callable[..., Any]) -> Public | None:
+def public_examples_of(examples: Any, collate: Callable[..., Any]) -> PublicExamples | None:
     """The public examples that a user gave: a list of items, or a Dataset of them."""
     if examples is None:
         return None
@@ -61,7 +61,7 @@ def public_of(examples: Any, collate: Callable[..., Any]) -> Public | None:
         raise ConfigurationError("public_examples must be a list of a dataset's items, or a Dataset") from None
     if len(items) < 2:
         raise ConfigurationError("public_examples must be at least two: one example has nothing to mix with")
-    return Public(items, take_apart(collate(items), len(items)))
+    return PublicExamples(items, take_apart(collate(items), len(items)))
 
 
-__all__ = ["Public", "public_of"]
+__all__ = ["PublicExamples", "public_examples_of"]

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from adadp.checks.compared import Rows, differs
-from adadp.checks.made import Row
-from adadp.checks.runs import LossRuns, Runs
+from adadp.checks.comparison import ExampleAxis, differs
 from adadp.checks.seeds import halves
+from adadp.checks.trial_runs import LossRuns, TrialRuns
+from adadp.checks.unlike_rows import Row
 from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.out_of_memory import out_of_memory
 
@@ -30,7 +30,7 @@ LOSS = (
 _SEED = 999  # of the random numbers of these runs
 
 
-def refuse_whole(runs: Runs, count: int, places: Sequence[Rows | None]) -> bool:
+def refuse_whole(runs: TrialRuns, count: int, places: Sequence[ExampleAxis | None]) -> bool:
     """Refuse what mixes the `count` rows that `runs` has. `places` says where examples are in what comes out.
 
     False where nothing that comes out has a row for each example, so that nothing is known.
@@ -51,7 +51,7 @@ def refuse_whole(runs: Runs, count: int, places: Sequence[Rows | None]) -> bool:
 
 
 def _compared(
-    runs: Runs, count: int, work: Callable[[list[Any]], list[Tensor]]
+    runs: TrialRuns, count: int, work: Callable[[list[Any]], list[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor], list[int]]:
     """What comes out for the batch, for the batch with half of its rows replaced, and which rows were kept."""
     kept, others = halves(count, runs.trial)
@@ -69,7 +69,7 @@ def _compared(
     raise AssertionError("the last kind returns or raises")
 
 
-def _holds(tensor: Tensor, place: Rows, count: int) -> bool:
+def _holds(tensor: Tensor, place: ExampleAxis, count: int) -> bool:
     return tensor.ndim > place.dim and tensor.shape[place.dim] == count * (place.each if place.each > 1 else 1)
 
 

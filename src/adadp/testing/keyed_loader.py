@@ -14,21 +14,21 @@ from torch.utils.data import Dataset
 from adadp.accounting.events import Event
 from adadp.randomness import Randomness
 from adadp.sampling.schemes import Poisson, Sampling
-from adadp.testing.held import READS
-from adadp.testing.keyed import Rows, generators_kept, seed_everything, seed_of, uniform
+from adadp.testing.changed_dataset import READS
+from adadp.testing.keyed_draws import RowOwners, generators_kept, seed_everything, seed_of, uniform
 
 if TYPE_CHECKING:
-    from adadp.testing.world import Run, World
+    from adadp.testing.world import WatchedRun, World
 
 
-class LockstepLots(Sampling):
+class KeyedLots(Sampling):
     """Lots whose coins are keyed by lot and index, so that both worlds draw the same others.
 
     Where lots are drawn by coins the example is added to those that hold it; where they have a fixed size it is in
     those of both worlds, and replaced.
     """
 
-    def __init__(self, world: World, run: Run, sampling: Sampling) -> None:
+    def __init__(self, world: World, run: WatchedRun, sampling: Sampling) -> None:
         super().__init__(sampling.examples, sampling.lot)
         self._world, self._run, self._sampling = world, run, sampling
         self.name, self.neighbours, self.reasons = sampling.name, sampling.neighbours, sampling.reasons
@@ -68,10 +68,10 @@ class LockstepLots(Sampling):
         return self._sampling.event(noise_multiplier)
 
 
-class Items(Dataset[Any]):
+class KeyedItems(Dataset[Any]):
     """The items that a loader reads, with augmentation drawn by lot and index."""
 
-    def __init__(self, world: World, run: Run, dataset: Any) -> None:
+    def __init__(self, world: World, run: WatchedRun, dataset: Any) -> None:
         self._world, self._run, self._dataset = world, run, dataset
 
     def __len__(self) -> int:
@@ -91,16 +91,16 @@ class Items(Dataset[Any]):
                 draws.rows = rows
 
 
-class Collate:
+class KeyedCollate:
     """The loop's own collate, with what it draws for a row keyed by the example in it."""
 
-    def __init__(self, world: World, run: Run, collate: Callable[[Any], Any]) -> None:
+    def __init__(self, world: World, run: WatchedRun, collate: Callable[[Any], Any]) -> None:
         self._world, self._run, self._collate = world, run, collate
 
     def __call__(self, fetched: list[tuple[int, Any]]) -> Any:
         world, draws, lot = self._world, self._world.draws, _lot(self._run)
         indices = tuple(index for index, _ in fetched)
-        rows, draws.rows = draws.rows, Rows(indices, (self._run.number, -1 - lot))
+        rows, draws.rows = draws.rows, RowOwners(indices, (self._run.number, -1 - lot))
         items = [item for _, item in fetched]
         with generators_kept():
             seed_everything(world.key, self._run.number, "collate", lot)
@@ -112,7 +112,7 @@ class Collate:
         return batch
 
 
-def _lot(run: Run) -> int:
+def _lot(run: WatchedRun) -> int:
     """The lot that is being fetched: the loader draws it just before."""
     return int(getattr(run.loader.sampling, "current", 0))
 
@@ -151,4 +151,4 @@ def _starts(row: Tensor, leaf: Tensor) -> bool:
     return torch.equal(row[tuple(slice(size) for size in leaf.shape)], leaf)
 
 
-__all__ = ["Collate", "Items", "LockstepLots"]
+__all__ = ["KeyedCollate", "KeyedItems", "KeyedLots"]

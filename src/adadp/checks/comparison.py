@@ -16,7 +16,7 @@ def coarse(module: nn.Module) -> float:
     return max([1e-2, *(16 * torch.finfo(dtype).eps for dtype in halves)])
 
 
-def examples(one: Tensor, less: Tensor) -> int | None:
+def example_dimension(one: Tensor, less: Tensor) -> int | None:
     """The dimension of examples: the one that is shorter by one where there is one example less.
 
     Not one that happens to have the same length, such as the layers of a recurrent network.
@@ -27,7 +27,7 @@ def examples(one: Tensor, less: Tensor) -> int | None:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExampleAxis:
     """Where examples are in one tensor of a result: a dimension of their own, or folded with `each` tokens into one."""
 
     dim: int
@@ -43,30 +43,32 @@ class Rows:
         return tensor.reshape(shape).movedim(self.dim + (not self.examples_first), 0)
 
 
-def rows_of(one: Tensor, less: Tensor, count: int, examples_first: bool) -> Rows | None:
+def example_axis(one: Tensor, less: Tensor, count: int, examples_first: bool) -> ExampleAxis | None:
     """Where the `count` examples of `one` are, of which one is missing in `less`. None where they cannot be found."""
-    dim = examples(one, less)
+    dim = example_dimension(one, less)
     if dim is not None:
-        return Rows(dim)
+        return ExampleAxis(dim)
     if one.ndim != less.ndim:
         return None
     other = [d for d in range(one.ndim) if one.shape[d] != less.shape[d]]
     if len(other) == 1 and one.shape[other[0]] * (count - 1) == less.shape[other[0]] * count:
-        return Rows(other[0], one.shape[other[0]] // count, examples_first)
+        return ExampleAxis(other[0], one.shape[other[0]] // count, examples_first)
     return None
 
 
-def rows_in(one: Tensor, other: Tensor, count: int, examples_first: bool) -> tuple[Rows, Rows] | None:
+def example_axes(
+    one: Tensor, other: Tensor, count: int, examples_first: bool
+) -> tuple[ExampleAxis, ExampleAxis] | None:
     """Where the `count` examples are in two results that may differ in length."""
     if one.ndim != other.ndim:
         return None
     for dim in (0,) if examples_first else (1, 0):
         if one.ndim > dim and one.shape[dim] == other.shape[dim] == count:
-            return Rows(dim), Rows(dim)
+            return ExampleAxis(dim), ExampleAxis(dim)
     if one.ndim and not one.shape[0] % count and not other.shape[0] % count and one.shape[0] != other.shape[0]:
         return (
-            Rows(0, one.shape[0] // count, examples_first),
-            Rows(0, other.shape[0] // count, examples_first),
+            ExampleAxis(0, one.shape[0] // count, examples_first),
+            ExampleAxis(0, other.shape[0] // count, examples_first),
         )
     return None
 

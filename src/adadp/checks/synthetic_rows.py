@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adadp.checks.rows import Parts
+from adadp.checks.containers import Parts
 
 #: How many rows: unlike the lengths that models have inside.
 MADE = 7
 
 
-def of_schema(parts: Parts, dims: Sequence[int | None], count: int = MADE) -> Parts | None:
+def synthetic(parts: Parts, dims: Sequence[int | None], count: int = MADE) -> Parts | None:
     """The same container with `count` made rows in each leaf. None where a leaf with rows is no tensor.
 
     Floats are normal, integers 0 or 1 (indices that every embedding and every class has), booleans random.

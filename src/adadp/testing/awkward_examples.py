@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.testing.held import Change
+from adadp.testing.changed_dataset import Change
 
 _LOOKED_AT = 64  # items whose values, lengths and classes are looked at
 IGNORED = -100
@@ -41,7 +41,7 @@ class Surroundings:
     examples: tuple[str, ...] | None = None
 
 
-class Schema:
+class ItemSchema:
     """What the items of a dataset look like."""
 
     def __init__(self, dataset: Any) -> None:
@@ -77,9 +77,9 @@ class Schema:
         return _mapped(item, other)
 
 
-def made(dataset: Any) -> Iterator[Example]:
+def awkward_examples(dataset: Any) -> Iterator[Example]:
     """Every example that can be made from items of this form."""
-    schema = Schema(dataset)
+    schema = ItemSchema(dataset)
     item, other = schema.items[0], schema.items[-1]
     yield Example("ordinary", item)
     yield Example("duplicate", schema.smallest())
@@ -102,7 +102,7 @@ def made(dataset: Any) -> Iterator[Example]:
 
 def surroundings(dataset: Any) -> list[Surroundings]:
     """The user's own data; all others alike; all but one; neighbours that are corrupt."""
-    schema = Schema(dataset)
+    schema = ItemSchema(dataset)
     alike = schema.smallest()
     unlike = schema.rarest(alike)
     found = [Surroundings("own", lambda target: Change()), Surroundings("alike", lambda target: Change({}, alike))]
@@ -223,4 +223,4 @@ def _same(one: Any, other: Any) -> bool:
     return all(torch.equal(_tensor(a), _tensor(b)) if _is_number(a) else a == b for a, b in pairs)
 
 
-__all__ = ["Example", "Surroundings", "made", "surroundings"]
+__all__ = ["Example", "Surroundings", "awkward_examples", "surroundings"]

@@ -13,13 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adadp.checks.compared import coarse
-from adadp.checks.made import KINDS, Row, made, replaced, splits, unlike
-from adadp.checks.norms import CROSSED, Norms, alike, crossed, measured, owner, scales
+from adadp.checks.comparison import coarse
+from adadp.checks.containers import Parts
+from adadp.checks.gradient_norms import (
+    CROSSED,
+    Norms,
+    crossing_parameter,
+    example_norms,
+    module_of,
+    norms_alike,
+    scales,
+)
+from adadp.checks.module_state import ModuleState
 from adadp.checks.padding import REACHES, Padded, evaluating
-from adadp.checks.rows import Parts
 from adadp.checks.seeds import Draws, halves, redraws, seed_of, seeded
-from adadp.checks.state import State
+from adadp.checks.unlike_rows import KINDS, Row, replaced, splits, unlike_rows, with_rows
 from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.out_of_memory import out_of_memory
@@ -49,12 +57,12 @@ class LossTrial:
         self._draws = Draws()
         self.scalar = False  # whether the loss is one number for all examples, once it was tried
         self._parts, self._dims = parts, dims
-        self._before = State(capture.module)
+        self._before = ModuleState(capture.module)
         self._coarse = coarse(capture.module)
 
     def refuse(self, count: int, lengths: Padded | None) -> None:
         """Refuse a loss that mixes examples."""
-        rows = [Row(index) for index in unlike(self._parts.leaves, self._dims, count, 4)]
+        rows = [Row(index) for index in unlike_rows(self._parts.leaves, self._dims, count, 4)]
         try:
             base, redrawn = self._norms(rows), self._norms(rows, seed=1)
         except PrivacyError:
@@ -68,10 +76,10 @@ class LossTrial:
             self._compare(base, rows, kept, KINDS[(run + 1) % len(KINDS)])
         self._redraw(rows)
         # Other numbers are drawn for other shapes: without them then.
-        drawn = self._draws.any or not alike(base, redrawn, range(len(rows)), 1e-3)
+        drawn = self._draws.any or not norms_alike(base, redrawn, range(len(rows)), 1e-3)
         with evaluating(self._capture.module) if drawn else nullcontext():
             whole = self._norms(rows) if drawn else base
-            decided = not alike(whole, self._norms(rows[1:]), range(1, len(rows)), self._coarse, missing=1)
+            decided = not norms_alike(whole, self._norms(rows[1:]), range(1, len(rows)), self._coarse, missing=1)
             if decided and not (drawn and self._still_drawn(rows, whole)):
                 raise TrainingLoopError(_MIXES)
             if lengths is not None:
@@ -79,7 +87,7 @@ class LossTrial:
 
     def _still_drawn(self, rows: Sequence[Row], whole: Norms) -> bool:
         """Whether random numbers decide the gradients in evaluation mode too, as those of numpy may."""
-        return any(not alike(whole, self._norms(rows, seed), range(len(rows)), 1e-3) for seed in range(1, 6))
+        return any(not norms_alike(whole, self._norms(rows, seed), range(len(rows)), 1e-3) for seed in range(1, 6))
 
     def _redraw(self, rows: Sequence[Row]) -> None:
         """What happens with some probability only is met by more draws."""
@@ -101,7 +109,7 @@ class LossTrial:
                 if out_of_memory(error):
                     raise
                 continue
-            if not alike(base, other, kept, self._coarse):
+            if not norms_alike(base, other, kept, self._coarse):
                 raise TrainingLoopError(_MIXES)
             return
 
@@ -113,25 +121,27 @@ class LossTrial:
                 raise
             except Exception:  # the model does not take such an example: another one is tried
                 continue
-            if not alike(base, other, kept, self._coarse):
+            if not norms_alike(base, other, kept, self._coarse):
                 raise TrainingLoopError(_MIXES)
             return
 
     def _refuse_crossing(self, rows: Sequence[Row], base: Norms) -> None:
         factors = scales(len(rows))
         scaled = self._norms(rows, factors=factors)
-        crossing = crossed(base, scaled, factors) if scaled else None
+        crossing = crossing_parameter(base, scaled, factors) if scaled else None
         if crossing is not None:
-            raise UnsupportedModuleError(CROSSED.format(owner(crossing, self._capture)))
+            raise UnsupportedModuleError(CROSSED.format(module_of(crossing, self._capture)))
 
     def _refuse_padding(self, lengths: Padded) -> None:
         base = self._of(lengths.base, lengths.count)
-        if not any(alike(base, self._of(one, lengths.count), lengths.kept, self._coarse) for one in lengths.longer):
+        if not any(
+            norms_alike(base, self._of(one, lengths.count), lengths.kept, self._coarse) for one in lengths.longer
+        ):
             raise TrainingLoopError(REACHES.format("the loss"))
 
     def _norms(self, rows: Sequence[Row], seed: int = 0, factors: Sequence[float] | None = None) -> Norms:
         leaves = [
-            made(leaf, dim, rows, name)
+            with_rows(leaf, dim, rows, name)
             for leaf, dim, name in zip(self._parts.leaves, self._dims, self._parts.names, strict=True)
         ]
         return self._of(leaves, len(rows), seed, factors)
@@ -151,7 +161,7 @@ class LossTrial:
                 else:
                     raise TrainingLoopError(_SHAPE)
                 self._capture.differentiate(total)
-                norms = measured(self._capture, count)
+                norms = example_norms(self._capture, count)
             self._draws.plain |= draws.plain
             self._draws.tensors |= draws.tensors
             return norms
@@ -167,13 +177,13 @@ def refuse_crossing_rows(capture: Capture, losses: Tensor) -> None:
     try:
         plain = _through(capture, losses, [1.0] * len(losses))
         factors = scales(len(losses))
-        crossing = crossed(plain, _through(capture, losses, factors), factors)
+        crossing = crossing_parameter(plain, _through(capture, losses, factors), factors)
     finally:
         capture.bound_early = early
     if crossing is not None:
-        raise UnsupportedModuleError(CROSSED.format(owner(crossing, capture)))
+        raise UnsupportedModuleError(CROSSED.format(module_of(crossing, capture)))
 
 
 def _through(capture: Capture, losses: Tensor, factors: Sequence[float]) -> Norms:
     capture.differentiate((losses * losses.new_tensor(factors)).sum(), retain_graph=True)
-    return measured(capture, len(losses))
+    return example_norms(capture, len(losses))

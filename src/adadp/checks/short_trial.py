@@ -1,9 +1,10 @@
-"""The short trial: whether a module, or a loss with all that it calls, plainly keeps examples apart.
+"""The short trial: the few passes that are enough for a module or a loss which keeps its examples apart exactly.
 
-A few rows go through as they are, with half of them replaced, and with one of them left out, and gradients go back with
-another factor for each example. All results stay on their device until the end and are compared there; the host reads
-one table of numbers. Where anything is not as plain as it should be, and where a model draws random numbers or keeps
-something between calls, `passes` is False: the long trial (`adadp.checks.module`, `adadp.checks.loss`) decides then.
+A few rows are run as they are, with half of them replaced, and with the first one left out; gradients are taken with a
+different factor for each example. All results are compared on their device, and the host reads one table of numbers at
+the end. `passes` is True only where every kept example's result is bitwise equal and every gradient norm is as
+predicted. Anything else (small differences, random draws, attributes that change, any exception) is False, and the long
+trial (`module_trial`, `loss_trial`), which also knows why, decides.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adadp.checks.compared import Rows, coarse, examples, rows_of
-from adadp.checks.made import Row, replaced, splits, unlike
-from adadp.checks.norms import scales
-from adadp.checks.runs import LossRuns, Runs
+from adadp.checks.comparison import ExampleAxis, coarse, example_axis, example_dimension
+from adadp.checks.gradient_norms import scales
+from adadp.checks.module_state import ModuleState
 from adadp.checks.seeds import generators_kept, on_a_gpu, seed_of, seeded
-from adadp.checks.state import State
+from adadp.checks.trial_runs import LossRuns, TrialRuns
+from adadp.checks.unlike_rows import Row, replaced, splits, unlike_rows
 from adadp.gradients import Capture
 from adadp.gradients.capture.capture import Observed
 from adadp.gradients.rounding import exact_arithmetic
@@ -49,15 +50,15 @@ class _Pass:
         return [*(leaf for _, leaves in self.seen.outputs for leaf in leaves), *self.outputs]
 
 
-class Screen:
+class ShortTrial:
     """One short trial. `places` says afterwards where examples are in what came out."""
 
-    def __init__(self, runs: Runs, count: int, dimensions: Sequence[int]) -> None:
+    def __init__(self, runs: TrialRuns, count: int, dimensions: Sequence[int]) -> None:
         self._runs, self._count, self._dimensions = runs, count, dimensions
         self._of_loss = isinstance(runs, LossRuns)
         self._weights: list[Tensor] = []
         self._thread: ThreadPoolExecutor | None = None
-        self.places: list[Rows | None] = []
+        self.places: list[ExampleAxis | None] = []
 
     def passes(self) -> bool:
         """Whether all is plain. Whatever is raised is left to the long trial."""
@@ -105,7 +106,7 @@ class Screen:
         """Rows so many that no layer is given a length that is their number by chance, and what comes of them."""
         leaves, dims = self._runs.parts.leaves, self._runs.dims
         for number in _NUMBERS:
-            rows = [Row(index) for index in unlike(leaves, dims, self._count, number)]
+            rows = [Row(index) for index in unlike_rows(leaves, dims, self._count, number)]
             base = self._pass(self._runs.leaves(rows), [1.0] * number, first=True)
             alike = any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in base.seen.inputs)
             if self._dimensions == (0,) or not alike:  # examples come first, whatever comes second
@@ -123,7 +124,7 @@ class Screen:
             if factors is not None:
                 capture.differentiate(self._total(outputs, factors))
                 result = _Pass(seen, result.outputs, *self._measured(len(factors)))
-        if draws.any or (first and (before.generators or State(runs.module).changed_from(before) is not None)):
+        if draws.any or (first and (before.generators or ModuleState(runs.module).changed_from(before) is not None)):
             raise _Unclear
         before.restore()
         return result
@@ -172,8 +173,10 @@ class Screen:
             ):
                 raise _Unclear
         first = self._dimensions == (0,)
-        self.places = [rows_of(one, less, count, first) for one, less in zip(base.outputs, fewer.outputs, strict=True)]
-        self._dims = [examples(one, less) for one, less in zip(base.tensors(), fewer.tensors(), strict=True)]
+        self.places = [
+            example_axis(one, less, count, first) for one, less in zip(base.outputs, fewer.outputs, strict=True)
+        ]
+        self._dims = [example_dimension(one, less) for one, less in zip(base.tensors(), fewer.tensors(), strict=True)]
         _, kwargs = self._runs.parts.rebuilt(self._runs.parts.leaves) if not self._of_loss else ((), {})
         if None in self.places or kwargs.get("num_items_in_batch") is not None:
             raise _Unclear
@@ -291,5 +294,5 @@ def _together(values: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(values)).double()
 
 
-def _device(runs: Runs) -> torch.device:
+def _device(runs: TrialRuns) -> torch.device:
     return next((p.device for p in runs.module.parameters()), torch.device("cpu"))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.checks.rows import Parts, take_apart
+from adadp.checks.containers import Parts, take_apart
 
 
 def fetched(dataset: Any, indices: Sequence[int]) -> list[Any]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adadp.checks.made import Row, made
-from adadp.checks.norms import Norms, measured
-from adadp.checks.rows import Parts, tensors_in
+from adadp.checks.containers import Parts, tensors_in
+from adadp.checks.gradient_norms import Norms, example_norms
+from adadp.checks.module_state import ModuleState
 from adadp.checks.seeds import Draws, seed_of, seeded
-from adadp.checks.state import State
+from adadp.checks.unlike_rows import Row, with_rows
 from adadp.gradients import Capture
 from adadp.gradients.capture.capture import Observed
 
@@ -23,16 +23,16 @@ Total = Callable[[list[Tensor]], Tensor | None]
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """What a run showed: what each module gave, what layers were given, the leaves returned, and the state left."""
 
     seen: Observed
     outputs: list[Tensor]
-    state: State
+    state: ModuleState
     draws: Draws
 
 
-class Runs:
+class TrialRuns:
     """Runs one module on rows of the arguments that it was called with. Each `trial` has random numbers of its own."""
 
     def __init__(
@@ -43,9 +43,9 @@ class Runs:
         self.trial = trial
 
     @cached_property
-    def before(self) -> State:
+    def before(self) -> ModuleState:
         """The module's attributes, as they are when they are first asked for: before any run."""
-        return State(self.module)
+        return ModuleState(self.module)
 
     @property
     def name(self) -> str:
@@ -60,21 +60,23 @@ class Runs:
     def leaves(self, rows: Sequence[Row]) -> list[Any]:
         """The arguments' leaves with these rows."""
         return [
-            made(leaf, dim, rows, name)
+            with_rows(leaf, dim, rows, name)
             for leaf, dim, name in zip(self.parts.leaves, self.dims, self.parts.names, strict=True)
         ]
 
-    def on(self, parts: Parts) -> Runs:
+    def on(self, parts: Parts) -> TrialRuns:
         """The same on other arguments."""
-        return Runs(self.capture, self.module, parts, self.dims, self.trial)
+        return TrialRuns(self.capture, self.module, parts, self.dims, self.trial)
 
-    def observe(self, rows: Sequence[Row], seed: int = 0, keep_state: bool = False, read_state: bool = True) -> Result:
+    def observe(
+        self, rows: Sequence[Row], seed: int = 0, keep_state: bool = False, read_state: bool = True
+    ) -> RunResult:
         """Run on these rows; with `keep_state` from the state that is there, and leaving what it becomes."""
         return self.observe_leaves(self.leaves(rows), seed, keep_state, read_state)
 
     def observe_leaves(
         self, leaves: Sequence[Any], seed: int = 0, keep_state: bool = False, read_state: bool = True
-    ) -> Result:
+    ) -> RunResult:
         """The same on leaves made elsewhere."""
         before = self.before
         try:
@@ -85,7 +87,7 @@ class Runs:
             if seen.outputs and not isinstance(self, LossRuns):
                 # The outermost module's own, whatever it returns them in.
                 seen.outputs[-1] = seen.outputs[-1][0], outputs
-            return Result(seen, outputs, State(self.module) if read_state else before, draws)
+            return RunResult(seen, outputs, ModuleState(self.module) if read_state else before, draws)
         finally:
             if not keep_state:
                 before.restore()
@@ -109,7 +111,7 @@ class Runs:
                 if scalar is None or not scalar.requires_grad:
                     return {}
                 self.capture.differentiate(scalar, *given.values())
-                return {**measured(self.capture, len(rows)), **_rows_of(given, self.dims)}
+                return {**example_norms(self.capture, len(rows)), **_rows_of(given, self.dims)}
         finally:
             before.restore()
 
@@ -123,7 +125,7 @@ class Runs:
         return leaves, given
 
 
-class LossRuns(Runs):
+class LossRuns(TrialRuns):
     """Runs `loss(*batch)`, a loss for each example, [n], with the modules that it calls."""
 
     def __init__(
@@ -141,7 +143,7 @@ class LossRuns(Runs):
     def name(self) -> str:
         return "the loss"
 
-    def on(self, parts: Parts) -> Runs:
+    def on(self, parts: Parts) -> TrialRuns:
         return LossRuns(self.capture, self._loss, parts, self.dims, self.trial)
 
     def call(self, leaves: Sequence[Any]) -> list[Tensor]:

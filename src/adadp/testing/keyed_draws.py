@@ -93,7 +93,7 @@ def generators_kept() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowOwners:
     """Whose rows the tensors of a batch hold, in order, and the number of that batch."""
 
     identities: tuple[int, ...]
@@ -109,7 +109,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, earlier: KeyedDraws | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rows: Rows | None = None
+        self.rows: RowOwners | None = None
         self.batch_first = True
         self.drawn: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._earlier = {} if earlier is None else earlier.drawn
@@ -122,7 +122,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         return self._keyed(func, args, kwargs, self.rows)
 
-    def _keyed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows) -> Any:
+    def _keyed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowOwners) -> Any:
         given = _bound(func, args, kwargs)
         generator = given.get("generator")
         # One number for each operation, whatever its size: a generator that is put back draws the same again.
@@ -141,7 +141,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return draw(_Operation(given, result, seed, places))
 
-    def _places(self, seed: int, shape: tuple[int, ...], rows: Rows) -> tuple[int | None, Sequence[int]]:
+    def _places(self, seed: int, shape: tuple[int, ...], rows: RowOwners) -> tuple[int | None, Sequence[int]]:
         """Which dimension of `shape` holds the examples, and whose each of its places is."""
         key = (rows.number, seed, shape)
         whose = self._earlier.get(key, rows.identities)
@@ -272,4 +272,4 @@ def _on_cpu(generator: torch.Generator | None) -> bool:
     return generator is not None and generator.device.type == "cpu"
 
 
-__all__ = ["KeyedDraws", "Rows", "generators_kept", "normal", "seed_everything", "seed_of", "uniform"]
+__all__ = ["KeyedDraws", "RowOwners", "generators_kept", "normal", "seed_everything", "seed_of", "uniform"]

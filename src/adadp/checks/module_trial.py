@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from adadp.checks.compared import Rows, coarse, differs, examples, rows_of
-from adadp.checks.made import KINDS, Row, differ, replaced, splits, unlike
-from adadp.checks.norms import CROSSED, alike, crossed, owner, scales
-from adadp.checks.runs import Result, Runs
+from adadp.checks.comparison import ExampleAxis, coarse, differs, example_axis, example_dimension
+from adadp.checks.gradient_norms import CROSSED, crossing_parameter, module_of, norms_alike, scales
 from adadp.checks.seeds import redraws
+from adadp.checks.trial_runs import RunResult, TrialRuns
+from adadp.checks.unlike_rows import KINDS, Row, all_differ, replaced, splits, unlike_rows
 from adadp.errors import UnsupportedModuleError
 
 _FEWEST, _MOST = 4, 8
@@ -25,12 +25,12 @@ _FEWEST, _MOST = 4, 8
 class ModuleTrial:
     """One trial of one module, on rows of one batch as `runs` reads it."""
 
-    def __init__(self, runs: Runs, count: int, dimensions: Sequence[int], mean: bool) -> None:
+    def __init__(self, runs: TrialRuns, count: int, dimensions: Sequence[int], mean: bool) -> None:
         self._runs, self._count, self._dimensions, self._mean = runs, count, dimensions, mean
         self._module = runs.module
         self._coarse = coarse(runs.module)
-        self._redrawn: list[Result] = []  # the same rows with other random numbers
-        self.places: list[Rows | None] = []  # where examples are in each tensor that came out, once it was tried
+        self._redrawn: list[RunResult] = []  # the same rows with other random numbers
+        self.places: list[ExampleAxis | None] = []  # where examples are in each tensor that came out, once it was tried
 
     def conclusive(self) -> bool:
         """Refuse the module if it mixes these examples. False if they are too much alike to tell."""
@@ -47,7 +47,7 @@ class ModuleTrial:
         self._refuse_tables(whole, fewer)
         self._refuse_counting(whole, fewer)
         self.places = places = [
-            rows_of(one, less, len(rows), self._dimensions == (0,))
+            example_axis(one, less, len(rows), self._dimensions == (0,))
             for one, less in zip(whole.outputs, fewer.outputs, strict=False)
         ]
         self._refuse_nowhere(places, whole)
@@ -58,17 +58,17 @@ class ModuleTrial:
 
     # ---- rows ----------------------------------------------------------------------------------------------------
 
-    def _told_apart(self) -> tuple[list[Row], Result]:
+    def _told_apart(self) -> tuple[list[Row], RunResult]:
         """Rows so many that no layer is given a length that is their number by chance."""
         for number in range(_FEWEST, _MOST + 1):
-            chosen = unlike(self._runs.parts.leaves, self._runs.dims, self._count, number)
+            chosen = unlike_rows(self._runs.parts.leaves, self._runs.dims, self._count, number)
             rows = [Row(index) for index in chosen]
             whole = self._runs.observe(rows)
             if not any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in whole.seen.inputs):
                 break
         return rows, whole
 
-    def _replace(self, whole: Result, redrawn: Result, fewer: Result) -> bool:
+    def _replace(self, whole: RunResult, redrawn: RunResult, fewer: RunResult) -> bool:
         """Replace examples, and refuse where others change. Whether all of them were replaced by something else."""
         own = self._runs.leaves(self._rows)
         changed: set[int] = set()
@@ -85,11 +85,11 @@ class ModuleTrial:
                         raise
                     continue  # the model does not take such an example: another one is tried
                 self._refuse_mixing(redrawn if seed else whole, found, fewer, kept)
-                changed.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
+                changed.update(p for p in others if all_differ(own, leaves, self._runs.dims, [p]))
                 break
         return changed == set(self._all)
 
-    def _redraw(self, whole: Result, fewer: Result) -> None:
+    def _redraw(self, whole: RunResult, fewer: RunResult) -> None:
         """What a module does with some probability only is met by more draws."""
         kept = [place for place in self._all if place % 2]
         for seed in range(2, 2 + redraws(whole.draws, own=bool(self._runs.before.generators))):
@@ -112,10 +112,10 @@ class ModuleTrial:
                     "without noise. Freeze it, or replace the module that keeps it."
                 )
 
-    def _refuse_memory(self, whole: Result, again: Result, fewer: Result) -> None:
+    def _refuse_memory(self, whole: RunResult, again: RunResult, fewer: RunResult) -> None:
         """What is kept between calls may be counted or cached, but not made of examples."""
         for name, one, twin, less in _together(whole, again, fewer):
-            if differs(one, twin, examples(one, less), self._all):
+            if differs(one, twin, example_dimension(one, less), self._all):
                 raise UnsupportedModuleError(_KEEPS.format(name))
         if whole.state.changed_from(self._runs.before) is None:
             return  # it keeps nothing
@@ -125,13 +125,13 @@ class ModuleTrial:
         except Exception:  # the model does not take such examples
             after_other = self._after([self._rows[0]] * len(self._rows))
         for name, one, twin, less in _together(after_same, after_other, fewer):
-            if differs(one, twin, examples(one, less), self._all):
+            if differs(one, twin, example_dimension(one, less), self._all):
                 raise UnsupportedModuleError(_KEEPS.format(name))
         keeper = after_same.state.changed_from(after_other.state)
         if keeper is not None:
             raise UnsupportedModuleError(_KEEPS.format(keeper))
 
-    def _after(self, first: Sequence[Row]) -> Result:
+    def _after(self, first: Sequence[Row]) -> RunResult:
         """A run on the rows that comes after one on others."""
         try:
             self._runs.observe(first, keep_state=True)
@@ -139,9 +139,9 @@ class ModuleTrial:
         finally:
             self._runs.before.restore()
 
-    def _refuse_mixing(self, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> None:
+    def _refuse_mixing(self, whole: RunResult, found: RunResult, fewer: RunResult, kept: Sequence[int]) -> None:
         for name, one, other, less in _together(whole, found, fewer):
-            if differs(one, other, examples(one, less), kept):
+            if differs(one, other, example_dimension(one, less), kept):
                 who = name
                 if self._was_given_mixed(name, whole, found, fewer, kept):
                     who = f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})"
@@ -151,18 +151,20 @@ class ModuleTrial:
                     "example alone."
                 )
 
-    def _was_given_mixed(self, name: str, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> bool:
+    def _was_given_mixed(
+        self, name: str, whole: RunResult, found: RunResult, fewer: RunResult, kept: Sequence[int]
+    ) -> bool:
         """Whether a layer was given mixed examples, so that it is not the one that mixed them."""
         inputs = zip(whole.seen.inputs, found.seen.inputs, fewer.seen.inputs, strict=False)
         return any(
-            own == twin == name and differs(one, other, examples(one, less), kept)
+            own == twin == name and differs(one, other, example_dimension(one, less), kept)
             for (own, one, _), (twin, other, _), (_, less, _) in inputs
         )
 
-    def _random(self, whole: Result, fewer: Result) -> bool:
+    def _random(self, whole: RunResult, fewer: RunResult) -> bool:
         return any(self._drawn(whole, fewer))
 
-    def _drawn(self, whole: Result, fewer: Result) -> list[bool]:
+    def _drawn(self, whole: RunResult, fewer: RunResult) -> list[bool]:
         """Of each tensor that came out: whether random numbers decide it. One draw may well come out as another."""
         found = [False] * len(list(_together(whole, whole, fewer)))
         for redrawn in self._redrawn:
@@ -170,13 +172,13 @@ class ModuleTrial:
             last = len(found) - len(pairs)  # of the outermost module alone, where other modules ran by chance
             found[:last] = [True] * last
             for place, (_, one, twin, less) in enumerate(pairs, last):
-                found[place] = found[place] or differs(one, twin, examples(one, less), self._all)
+                found[place] = found[place] or differs(one, twin, example_dimension(one, less), self._all)
         return found
 
-    def _refuse_counting(self, whole: Result, fewer: Result) -> None:
+    def _refuse_counting(self, whole: RunResult, fewer: RunResult) -> None:
         drawn = self._drawn(whole, fewer)
         for place, (name, one, _, less) in enumerate(_together(whole, whole, fewer)):
-            dim = examples(one, less)
+            dim = example_dimension(one, less)
             if dim is None or drawn[place] or torch.equal(one.narrow(dim, 1, less.shape[dim]), less):
                 continue  # what draws random numbers draws others for fewer examples
             # Other shapes are summed in another order, so this is a coarser comparison.
@@ -190,7 +192,7 @@ class ModuleTrial:
                     "among them it is. Leave the mean over examples to the loss."
                 )
 
-    def _refuse_tables(self, whole: Result, fewer: Result) -> None:
+    def _refuse_tables(self, whole: RunResult, fewer: RunResult) -> None:
         count = len(self._rows)
         for (name, _, before), (_, _, after) in zip(whole.seen.inputs, fewer.seen.inputs, strict=False):
             if not any(
@@ -204,7 +206,7 @@ class ModuleTrial:
                     "over the batch before the layer, or freeze the layer."
                 )
 
-    def _refuse_nowhere(self, places: Sequence[Rows | None], whole: Result) -> None:
+    def _refuse_nowhere(self, places: Sequence[ExampleAxis | None], whole: RunResult) -> None:
         if any(place is not None for place in places) or any(leaf.numel() == 1 for leaf in whole.outputs):
             return
         raise UnsupportedModuleError(
@@ -213,16 +215,16 @@ class ModuleTrial:
             "[T, N, ...]) from the loader to the loss."
         )
 
-    def _refuse_crossing(self, places: Sequence[Rows | None]) -> None:
+    def _refuse_crossing(self, places: Sequence[ExampleAxis | None]) -> None:
         """Scaling where a gradient starts, by another number for each example, must scale that example's alone."""
         factors = scales(len(self._rows))
         plain = self._runs.norms(self._rows, lambda outputs: cotangent(outputs, places, [1.0] * len(factors)))
         if not plain:
             return
         scaled = self._runs.norms(self._rows, lambda outputs: cotangent(outputs, places, factors))
-        crossing = crossed(plain, scaled, factors)
+        crossing = crossing_parameter(plain, scaled, factors)
         if crossing is not None:
-            raise UnsupportedModuleError(CROSSED.format(owner(crossing, self._runs.capture)))
+            raise UnsupportedModuleError(CROSSED.format(module_of(crossing, self._runs.capture)))
         # What scales gradients by something of the batch, and leaves the outputs as they are, shows here alone.
         kept = [place for place in self._all if place % 2]
         try:
@@ -232,10 +234,10 @@ class ModuleTrial:
             raise
         except Exception:
             return  # the model does not take such examples
-        if not alike(plain, other, kept, max(self._coarse, 1e-2)):
+        if not norms_alike(plain, other, kept, max(self._coarse, 1e-2)):
             raise UnsupportedModuleError(_GRADIENTS.format(self._runs.capture.module_name(self._module)))
 
-    def _refuse_shared_scalars(self, places: Sequence[Rows | None], random: bool) -> None:
+    def _refuse_shared_scalars(self, places: Sequence[ExampleAxis | None], random: bool) -> None:
         """A loss that the module computes itself must be a plain mean (or sum) over examples."""
         name = self._runs.capture.module_name(self._module)
         if _given_items(self._runs):
@@ -260,12 +262,12 @@ class ModuleTrial:
                 raise
             except Exception:
                 continue
-            if not alike(base, other, kept, self._coarse):
+            if not norms_alike(base, other, kept, self._coarse):
                 raise UnsupportedModuleError(_SCALAR.format(name))
         if not random:
             fewer = self._runs.norms(self._rows[1:], total)
             scale = (count - 1) / count if self._mean else 1.0
-            if not alike(base, fewer, range(1, count), self._coarse, scale, missing=1):
+            if not norms_alike(base, fewer, range(1, count), self._coarse, scale, missing=1):
                 raise UnsupportedModuleError(_SCALAR.format(name))
 
 
@@ -284,12 +286,14 @@ _SCALAR = (
 )
 
 
-def _given_items(runs: Runs) -> bool:
+def _given_items(runs: TrialRuns) -> bool:
     _, kwargs = runs.parts.rebuilt(runs.parts.leaves)
     return kwargs.get("num_items_in_batch") is not None
 
 
-def cotangent(outputs: Sequence[Tensor], places: Sequence[Rows | None], factors: Sequence[float]) -> Tensor | None:
+def cotangent(
+    outputs: Sequence[Tensor], places: Sequence[ExampleAxis | None], factors: Sequence[float]
+) -> Tensor | None:
     """A sum of outputs with random weights, each example's times its factor; None where no output can be told apart."""
     generator = torch.Generator().manual_seed(0)
     total: Tensor | None = None
@@ -304,7 +308,7 @@ def cotangent(outputs: Sequence[Tensor], places: Sequence[Rows | None], factors:
     return total
 
 
-def _together(*runs: Result) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+def _together(*runs: RunResult) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     """What each module gave in three runs, side by side; what the outermost gave where different modules ran."""
     lists = [run.seen.outputs for run in runs]
     if len({tuple(name for name, _ in given) for given in lists}) > 1:

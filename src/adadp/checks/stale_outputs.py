@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from adadp.checks.rows import take_apart
+from adadp.checks.containers import take_apart
 
 
-class HandedOn:
+class StaleOutputs:
     """Remembers the memory of what was returned, as long as somebody holds it, with the lot it was returned for."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from adadp.mechanism.observation import watched_by
 from adadp.mechanism.optimizer import OBSERVED, BudgetWarning, PrivateOptimizer
 from adadp.mechanism.step import Unnoised
 from adadp.sampling.loader import PrivateLoader
-from adadp.testing.held import items_of
+from adadp.testing.changed_dataset import items_of
 
 _ROUNDING = 1e-3  # relative: accountants add up on a grid
 
@@ -129,7 +129,7 @@ def _accountant(ledger: ReadableLedger) -> str:
     return "rdp" if filtered or ledger.neighbours is Neighbours.REPLACE_ONE else "pld"
 
 
-def _together(runs: list[_Run], count: int, delta: float) -> tuple[float | None, tuple[str, ...]]:
+def _together(runs: list[_ChargedRun], count: int, delta: float) -> tuple[float | None, tuple[str, ...]]:
     """The largest epsilon of the releases that one item may be in."""
     relations = {run.loader.sampling.neighbours for run in runs}
     if len(relations) > 1:
@@ -155,7 +155,7 @@ def _together(runs: list[_Run], count: int, delta: float) -> tuple[float | None,
 
 
 @dataclass
-class _Run:
+class _ChargedRun:
     """A private run and what it released: an event for each lot."""
 
     optimizer: PrivateOptimizer
@@ -179,10 +179,10 @@ class _Run:
 
 class _Watch:
     def __init__(self) -> None:
-        self.runs: list[_Run] = []
+        self.runs: list[_ChargedRun] = []
 
-    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _Run:
-        self.runs.append(_Run(optimizer, loader))
+    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _ChargedRun:
+        self.runs.append(_ChargedRun(optimizer, loader))
         return self.runs[-1]
 
 

@@ -54,13 +54,13 @@ def _records(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] 
     return np.full(count, identity, dtype=np.int64), np.arange(count)
 
 
-def unseen(dataset: Any) -> str | None:
+def unseen_parts(dataset: Any) -> str | None:
     """What cannot be seen of a dataset whose class computes its items; None where the items are simply stored."""
     if isinstance(dataset, Subset):
-        return unseen(dataset.dataset)
+        return unseen_parts(dataset.dataset)
     if isinstance(dataset, ConcatDataset | StackDataset):
         parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-        return next((text for part in parts if (text := unseen(part)) is not None), None)
+        return next((text for part in parts if (text := unseen_parts(part)) is not None), None)
     if type(dataset) in (TensorDataset, list, tuple) or dataset is None:
         return None
     if type(dataset).__module__.split(".")[0] == "adadp":

@@ -20,7 +20,7 @@ _NOT_OURS = {*nn.Module().__dict__, "_flat_weights", "_flat_weight_refs", "_watc
 _DEEP, _MANY, _LARGE = 4, 5000, 10**8
 
 
-class State:
+class ModuleState:
     """The attributes of a module and of those below it, as they were when this was made."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -50,7 +50,7 @@ class State:
             else:
                 generator.seed(seed)
 
-    def changed_from(self, other: State) -> str | None:
+    def changed_from(self, other: ModuleState) -> str | None:
         """The name of a module that keeps something else than in `other`, if there is one."""
         for path in self.values.keys() | other.values.keys():
             if path not in self.values or path not in other.values or not _equal(self.values[path], other.values[path]):
