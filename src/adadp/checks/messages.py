@@ -1,4 +1,4 @@
-"""What a trial says. Every text is fixed: a module's name is all that is put into it."""
+"""The texts of trials. They are fixed but for names of modules and classes, so that none holds private values."""
 
 from __future__ import annotations
 

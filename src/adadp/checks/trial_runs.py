@@ -1,5 +1,7 @@
-"""Runs of a module, or of a loss with all that it calls, for trial: on chosen rows, with the same random numbers,
-leaving nothing behind."""
+"""Runs of a module, or of a loss with the modules it calls, inside a trial.
+
+Each run takes chosen rows and given random numbers, and afterwards puts the module's attributes back.
+"""
 
 from __future__ import annotations
 
@@ -11,73 +13,81 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adadp.checks.containers import Parts, tensors_in
+from adadp.checks.containers import Arguments, tensors_in
 from adadp.checks.gradient_norms import Norms, example_norms
 from adadp.checks.module_state import ModuleState
 from adadp.checks.seeds import Draws, seed_of, seeded
-from adadp.checks.unlike_rows import Row, with_rows
+from adadp.checks.trial_rows import Row, with_rows
 from adadp.gradients import Capture
 from adadp.gradients.capture.capture import Observed
 
+#: The scalar that is differentiated, computed from the tensors that a run returns; None where there is none.
 Total = Callable[[list[Tensor]], Tensor | None]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run showed: what each module gave, what layers were given, the leaves returned, and the state left."""
+    """One run: inputs and outputs of every layer, the tensors returned, the attributes afterwards, what was drawn."""
 
     seen: Observed
     outputs: list[Tensor]
     state: ModuleState
     draws: Draws
 
+    def tensors(self) -> list[Tensor]:
+        """All outputs: those of each layer, then those of the whole."""
+        return [*(leaf for _, leaves in self.seen.outputs for leaf in leaves), *self.outputs]
+
 
 class TrialRuns:
-    """Runs one module on rows of the arguments that it was called with. Each `trial` has random numbers of its own."""
+    """Runs one module on rows of the arguments that it was called with.
 
-    def __init__(
-        self, capture: Capture, module: nn.Module, parts: Parts, dims: Sequence[int | None], trial: int = 0
-    ) -> None:
-        self.capture, self.module = capture, module
-        self.parts, self.dims = parts, list(dims)
-        self.trial = trial
+    `trial` is the number of the trial: each has random numbers of its own.
+    """
+
+    def __init__(self, capture: Capture, module: nn.Module, arguments: Arguments, trial: int = 0) -> None:
+        self.capture, self.module, self.arguments, self.trial = capture, module, arguments, trial
+        self.draws = Draws()  # what the runs of `norms` drew from
 
     @cached_property
     def before(self) -> ModuleState:
-        """The module's attributes, as they are when they are first asked for: before any run."""
+        """The module's attributes before the first run (which is when this is first read)."""
         return ModuleState(self.module)
 
     @property
     def name(self) -> str:
-        """What a refusal says."""
+        """What a refusal calls it."""
         return self.capture.module_name(self.module)
 
     def call(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """The tensors that come out for these leaves."""
-        args, kwargs = self.parts.rebuilt(leaves)
+        """The tensors that are returned for these leaves."""
+        args, kwargs = self.arguments.parts.rebuilt(leaves)
         return tensors_in(self.module(*args, **kwargs))
 
     def leaves(self, rows: Sequence[Row]) -> list[Any]:
-        """The arguments' leaves with these rows."""
+        """The leaves of the arguments with these rows."""
+        names = self.arguments.parts.names
         return [
-            with_rows(leaf, dim, rows, name)
-            for leaf, dim, name in zip(self.parts.leaves, self.dims, self.parts.names, strict=True)
+            with_rows(leaf, dim, rows, name) for (leaf, dim), name in zip(self.arguments.pairs(), names, strict=True)
         ]
 
-    def on(self, parts: Parts) -> TrialRuns:
+    def on(self, arguments: Arguments) -> TrialRuns:
         """The same on other arguments."""
-        return TrialRuns(self.capture, self.module, parts, self.dims, self.trial)
+        return TrialRuns(self.capture, self.module, arguments, self.trial)
 
     def observe(
         self, rows: Sequence[Row], seed: int = 0, keep_state: bool = False, read_state: bool = True
     ) -> RunResult:
-        """Run on these rows; with `keep_state` from the state that is there, and leaving what it becomes."""
+        """Run on these rows, watching every layer.
+
+        With `keep_state` the attributes stay as the run leaves them; with `read_state=False` they are not read.
+        """
         return self.observe_leaves(self.leaves(rows), seed, keep_state, read_state)
 
     def observe_leaves(
         self, leaves: Sequence[Any], seed: int = 0, keep_state: bool = False, read_state: bool = True
     ) -> RunResult:
-        """The same on leaves made elsewhere."""
+        """The same on given leaves."""
         before = self.before
         try:
             if seed:
@@ -85,7 +95,7 @@ class TrialRuns:
             with seeded(seed_of(self.trial, seed)) as draws, self.capture.aside(), self.capture.observing() as seen:
                 outputs = [leaf.detach().clone() for leaf in self.call(leaves)]
             if seen.outputs and not isinstance(self, LossRuns):
-                # The outermost module's own, whatever it returns them in.
+                # The outermost module's outputs, also where they are in an object that the capture does not flatten.
                 seen.outputs[-1] = seen.outputs[-1][0], outputs
             return RunResult(seen, outputs, ModuleState(self.module) if read_state else before, draws)
         finally:
@@ -93,7 +103,7 @@ class TrialRuns:
                 before.restore()
 
     def outputs(self, leaves: Sequence[Any], seed: int = 0) -> list[Tensor]:
-        """What comes out for these leaves, with nothing looked at inside."""
+        """The tensors returned for these leaves, without watching layers."""
         before = self.before
         try:
             with seeded(seed_of(self.trial, seed)), self.capture.aside(), torch.enable_grad():
@@ -103,54 +113,51 @@ class TrialRuns:
 
     def norms(self, rows: Sequence[Row], total: Total, seed: int = 0) -> Norms:
         """Squared norms of the examples' gradients of `total(outputs)`, by parameter and by argument."""
-        leaves, given = self._differentiable(rows)
-        before = self.before
+        leaves, given = self.leaves(rows), {}
+        for place, (leaf, dim) in enumerate(self.arguments.pairs()):
+            # What another part of the model computed is a leaf of its own graph here.
+            if isinstance(leaf, Tensor) and leaf.requires_grad and dim is not None:
+                given[place] = leaves[place].requires_grad_()
+                leaves[place] = given[place] * 1  # modules may write into their arguments
+        return self.norms_of(leaves, len(rows), total, seed, given)
+
+    def norms_of(
+        self, leaves: Sequence[Any], count: int, total: Total, seed: int = 0, given: dict[int, Tensor] | None = None
+    ) -> Norms:
+        """The same for leaves of `count` rows, by parameter and by those of them that are `given` with their place."""
+        given, before = given or {}, self.before
         try:
-            with seeded(seed_of(self.trial, seed)), self.capture.aside(), torch.enable_grad():
+            with seeded(seed_of(self.trial, seed)) as draws, self.capture.aside(), torch.enable_grad():
                 scalar = total(self.call(leaves))
-                if scalar is None or not scalar.requires_grad:
+                if scalar is None:
                     return {}
                 self.capture.differentiate(scalar, *given.values())
-                return {**example_norms(self.capture, len(rows)), **_rows_of(given, self.dims)}
+                norms = {**example_norms(self.capture, count), **_argument_norms(given, self.arguments.dims)}
+            self.draws.add(draws)
+            return norms
         finally:
             before.restore()
 
-    def _differentiable(self, rows: Sequence[Row]) -> tuple[list[Any], dict[int, Tensor]]:
-        """Leaves with these rows. What another part of the model computed is a leaf of its own graph here."""
-        leaves, given = self.leaves(rows), {}
-        for place, leaf in enumerate(self.parts.leaves):
-            if isinstance(leaf, Tensor) and leaf.requires_grad and self.dims[place] is not None:
-                given[place] = leaves[place].requires_grad_()
-                leaves[place] = given[place] * 1  # modules may write into what they are given
-        return leaves, given
-
 
 class LossRuns(TrialRuns):
-    """Runs `loss(*batch)`, a loss for each example, [n], with the modules that it calls."""
+    """Runs `loss(*batch)`, one loss for each example, [n], or one number, with the modules that it calls."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        loss: Callable[..., Tensor],
-        parts: Parts,
-        dims: Sequence[int | None],
-        trial: int = 0,
-    ) -> None:
-        super().__init__(capture, capture.module, parts, dims, trial)
+    def __init__(self, capture: Capture, loss: Callable[..., Tensor], arguments: Arguments, trial: int = 0) -> None:
+        super().__init__(capture, capture.module, arguments, trial)
         self._loss = loss
 
     @property
     def name(self) -> str:
         return "the loss"
 
-    def on(self, parts: Parts) -> TrialRuns:
-        return LossRuns(self.capture, self._loss, parts, self.dims, self.trial)
+    def on(self, arguments: Arguments) -> LossRuns:
+        return LossRuns(self.capture, self._loss, arguments, self.trial)
 
     def call(self, leaves: Sequence[Any]) -> list[Tensor]:
-        return [self._loss(*self.parts.rebuilt(leaves))]
+        return [self._loss(*self.arguments.parts.rebuilt(leaves))]
 
 
-def _rows_of(given: dict[int, Tensor], dims: Sequence[int | None]) -> Norms:
+def _argument_norms(given: dict[int, Tensor], dims: Sequence[int | None]) -> Norms:
     norms = {}
     for place, leaf in given.items():
         dim = dims[place]
