@@ -1,14 +1,12 @@
-"""One run of the user's training function under watch: a world with the example, or one without it.
+"""A world: one call of the user's training function under watch, with or without the example under test.
 
-The first world, without the example, decides what every lot releases. The second one is given the same releases, so
-that at each lot both have the same past, and what differs is what the example does to this lot.
+The first world, without the example, decides what every lot releases. The second world, with the example, is given the
+same releases, so that at each lot both have the same past, and what differs is the effect of the example on this lot.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,9 +18,8 @@ from torch.utils.data import DataLoader
 from adadp.accounting.events import Event, Neighbours, Uncovered
 from adadp.accounting.reading import ReadableLedger
 from adadp.clipping import Flat, Grouped, Release
-from adadp.errors import NoGuaranteeError, UntriedWarning
-from adadp.mechanism.observation import watched_by
-from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
+from adadp.errors import NoGuaranteeError
+from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.step import Unnoised
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
@@ -31,26 +28,21 @@ from adadp.testing.effects import ROUNDING, Effect
 from adadp.testing.fingerprints import ALIKE, differing, fingerprints, named_state, unmatched
 from adadp.testing.keyed_draws import KeyedDraws, RowOwners, generators_kept, normal, seed_everything, seed_of
 from adadp.testing.keyed_loader import KeyedCollate, KeyedItems, KeyedLots
+from adadp.testing.watching import EnoughLots, SilentObserver, Train, on_hand_out, quietly_watched_by
 
-LOTS = 8
-"""How many lots a world runs, unless told."""
-
-_OPEN = 2.0**20  # a bound so wide that nothing is clipped
-_ABSENT = (2, 5)  # of nine lots, those that do not hold the example: nothing of it may be seen there
-_WIDTHS = {3: 1.0, 4: 2.0, 6: 4.0, 7: 8.0}  # of nine lots, those with a bound of so many typical gradients
-
-
-class EnoughLots(BaseException):
-    """Ends a training function when enough lots were seen. Not an Exception, so that no loop takes it for one."""
+_OPEN = 2.0**20  # factor on the clipping bound so that nothing is clipped
+# Lots are treated by their number modulo 9:
+_ABSENT = (2, 5)  # these do not hold the example, and 8 does not either: it must have no effect on them
+_WIDTHS = {3: 1.0, 4: 2.0, 6: 4.0, 7: 8.0}  # these have a clipping bound of so many typical gradient norms
 
 
 class _Differs(EnoughLots):
-    """Ends the second world where it is not the first one any more."""
+    """Ends the second world where it has differed from the first one."""
 
 
 @dataclass(frozen=True)
 class ReleaseEntry:
-    """A release of the first world: private data and public numbers."""
+    """A release: the sums before noise (private data), its noise scale, and fingerprints of the module's state."""
 
     run: int
     kind: str
@@ -60,13 +52,13 @@ class ReleaseEntry:
     stddev: dict[str, Any]
     sums: dict[str, Tensor]
     state: dict[str, tuple[float, ...]]
-    lengths: tuple[float, ...] = ()  # of every example's own gradient, in order of size; of a gradient only
+    lengths: tuple[float, ...] = ()  # of each example's gradient, sorted; only for releases of gradients
     given: dict[str, Tensor] = field(default_factory=dict)  # what was released
 
 
 @dataclass(frozen=True)
 class StepEntry:
-    """A step of any optimizer: what its parameters and rates were afterwards."""
+    """A step of any optimizer: its learning rates, and fingerprints of its parameters afterwards."""
 
     optimizer: str
     rates: tuple[float, ...]
@@ -74,35 +66,39 @@ class StepEntry:
 
 
 @dataclass
-class WatchedRun:
-    """A private run inside the training function."""
+class WatchedRun(SilentObserver):
+    """A private run that the training function started."""
 
+    world: World
     number: int
     optimizer: PrivateOptimizer
     loader: PrivateLoader
     places: list[int]
     always: list[int]
-    bases: dict[int, float] = field(default_factory=dict)  # the loop's own bounds, by clipping
-    bounds: dict[int, float] = field(default_factory=dict)  # those of the lot that is out
-    typical: float | None = None  # the length of a gradient, from a lot in which nothing was clipped
+    bases: dict[int, float] = field(default_factory=dict)  # the loop's own clipping bounds, by id of the clipping
+    bounds: dict[int, float] = field(default_factory=dict)  # the bounds set for the current lot
+    typical: float | None = None  # mean norm of a gradient, from a lot in which nothing was clipped
     scales: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     lengths: dict[int, list[float]] = field(default_factory=dict)  # of gradients before they are clipped, by lot
-    readers: dict[int, set[int]] = field(default_factory=dict)  # by item of the function's dataset: the loader's
+    readers: dict[int, set[int]] = field(default_factory=dict)  # by item of the dataset: items of the loader
 
     @property
     def ledger(self) -> ReadableLedger:
-        """What the run is charged to."""
+        """The ledger that the run is charged to."""
         return self.optimizer._ledger
 
     @property
     def bound(self) -> float:
-        """What is promised of a release, in units of what one example adds."""
+        """By how much one example may move a release, in multiples of the clipping bound."""
         return 2.0 if self.loader.sampling.neighbours is Neighbours.REPLACE_ONE else 1.0
+
+    def noising(self, release: Unnoised) -> Release:
+        return self.world.noising(self, release)
 
 
 class World:
-    """Runs a training function once. With `earlier` it is the second world, compared with the first."""
+    """Runs a training function once. With `earlier` (the first world) it is the second one, and compared with it."""
 
     def __init__(
         self,
@@ -124,7 +120,7 @@ class World:
         self.draws: KeyedDraws = KeyedDraws(None if earlier is None else earlier.draws)
         self.orders: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def run(self, train: Callable[[Any], Any], dataset: Any) -> None:
+    def run(self, train: Train, dataset: Any) -> None:
         """Call `train(dataset)` until enough lots were released, or it ends.
 
         Raises:
@@ -133,9 +129,7 @@ class World:
 
         """
         hook = register_optimizer_step_post_hook(self._optimizer_stepped)
-        with warnings.catch_warnings(), generators_kept(), watched_by(self):
-            warnings.simplefilter("ignore", UntriedWarning)
-            warnings.simplefilter("ignore", BudgetWarning)
+        with quietly_watched_by(self), generators_kept():
             seed_everything(self.key, "start")
             try:
                 with self.draws:
@@ -144,14 +138,14 @@ class World:
                 return
             except NoGuaranteeError:
                 if self.seen == 0:
-                    raise  # else the loop asked for an epsilon, which there is none of while it is watched
+                    raise  # else the loop asked for an epsilon, and there is none while it is watched
             finally:
                 hook.remove()
         if self.earlier is not None and len(self.entries) < len(self.earlier.entries):
             self._note(math.inf, None, why="the loop made fewer releases, or steps, with the example than without it")
 
     def read_for_several(self) -> str:
-        """Says so where one item of the function's dataset is in several items that a loader reads; "" if none is."""
+        """In words: an item of the dataset that is read for several items of a loader; "" if there is none."""
         for run in self.runs:
             for item, readers in run.readers.items():
                 if len(readers) > 1:
@@ -161,28 +155,22 @@ class World:
 
     # ---- what a run is made of --------------------------------------------------------------------------------------
 
-    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _Observer:
-        """A run begins: draw its lots, items and augmentation by key."""
+    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> WatchedRun:
+        """A private run begins: let its lots, items and augmentation be drawn by key."""
         always = [place for index in self.always for place in places_of(loader.dataset, index)]
-        run = WatchedRun(len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
+        run = WatchedRun(self, len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
         self.runs.append(run)
         inner, self.draws.batch_first = loader._loader, loader.batch_first
         loader.sampling = KeyedLots(self, run, loader.sampling)
         loader._loader = DataLoader(
             KeyedItems(self, run, loader.dataset),
             batch_sampler=inner.batch_sampler,
-            num_workers=0,  # a worker would draw for itself; what it does is done here, one item after the other
+            num_workers=0,  # workers would draw random numbers of their own
             collate_fn=KeyedCollate(self, run, inner.collate_fn),
         )
-        begin = loader.lots.on_hand_out
-
-        def handed_out(microbatch: Microbatch) -> None:
-            begin(microbatch)
-            self._handed_out(run, microbatch)
-
-        loader.lots.on_hand_out = handed_out
+        on_hand_out(loader, lambda microbatch: self._handed_out(run, microbatch))
         _note_lengths(run)
-        return _Observer(self, run)
+        return run
 
     def holds(self, lot: int) -> bool:
         """Whether a lot holds the example, in the world that has it."""
@@ -200,14 +188,14 @@ class World:
         seed_everything(self.key, run.number, "lot", microbatch.lot)
 
     def _widen(self, run: WatchedRun, lot: int) -> None:
-        """Try other bounds than the loop's own: where all others are clipped anyway, little of a fault shows."""
+        """Set other clipping bounds than the loop's own: where everybody is clipped anyway, a fault hardly shows."""
         parts = run.optimizer._step.clipping.objects()
         if not all(type(part) is Flat or isinstance(part, Grouped) for part in parts):
             run.scales[lot] = 1.0
             return
         flat = [part for part in parts if type(part) is Flat]
         for part in flat:
-            # A loop may change its bound between lots: its own, and not ours, is what others are multiples of.
+            # A loop may change its bound between lots: then the ratio to the bound that we set is applied to its own.
             before = run.bounds.get(id(part), part.max_grad_norm)
             run.bases[id(part)] = run.bases.get(id(part), before) * part.max_grad_norm / before
         own = math.sqrt(sum(run.bases[id(part)] ** 2 for part in flat))
@@ -227,7 +215,7 @@ class World:
     # ---- what it releases -------------------------------------------------------------------------------------------
 
     def noising(self, run: WatchedRun, release: Unnoised) -> Release:
-        """Note a release, or compare it with the first world's; what it returns is released."""
+        """Note a release (first world), or compare it with the first world's. Returns what is released instead."""
         self.seen += release.kind == "gradient"
         scale = run.scales.get(release.lot, 1.0)
         sums = {name: value.detach().double().cpu() for name, value in release.sums.items()}
@@ -287,7 +275,7 @@ class World:
     # ---- comparing --------------------------------------------------------------------------------------------------
 
     def _next(self, entry: ReleaseEntry | StepEntry) -> ReleaseEntry | StepEntry | None:
-        """The first world's entry in the place of this one."""
+        """The first world's entry at the same position."""
         assert self.earlier is not None
         place = len(self.entries)
         self.entries.append(entry)
@@ -358,11 +346,11 @@ class World:
             self.worst = replace(self.worst, value=value, lot=seen.lot, parameter=parameter, kind=seen.kind, why=why)
 
     def _look_at_others(self, run: WatchedRun, before: ReleaseEntry, seen: ReleaseEntry, absent: bool) -> None:
-        """Whether others add what they add without the example: whatever it does to the sum, that is a premise."""
+        """Note where other examples' gradients change with the example: the proof assumes that they do not."""
         here = 0 if absent else len(run.places)
         least = 1e-4 * max((length for length in before.lengths if math.isfinite(length)), default=0.0)
         new = unmatched(seen.lengths, before.lengths, least) - here
-        # Where lots have a fixed size, the example stands in the place of another one.
+        # In lots of a fixed size the example replaces another one.
         gone = unmatched(before.lengths, seen.lengths, least) - (here if run.bound > 1 else 0)
         changed = max(new, gone)
         if changed > 0 and not self.worst.mixed:
@@ -378,31 +366,14 @@ class World:
         self.worst = replace(self.worst, value=value, lot=lot, parameter=parameter, kind=None, why=why)
 
 
-class _Observer:
-    """Shows the world what one run releases."""
-
-    def __init__(self, world: World, run: WatchedRun) -> None:
-        self._world, self._run = world, run
-
-    def noising(self, release: Unnoised) -> Release | None:
-        """Release what the world says."""
-        return self._world.noising(self._run, release)
-
-    def noised(self, release: Unnoised, noisy: Release) -> None:
-        """Nothing more to note."""
-
-    def stepped(self, lot: int, gradient: Release) -> None:
-        """Nothing more to note."""
-
-
 def _note_lengths(run: WatchedRun) -> None:
-    """Have the run note how long every example's gradient is before it is clipped."""
+    """Have the run note the norm of every example's gradient before clipping."""
     step = run.optimizer._step
     own = step._gradients
 
     def noted(microbatch: Microbatch, keep: Tensor | None) -> Any:
         gradients = own(microbatch, keep)
-        if not step.clipping.early():  # else they were bounded on the way
+        if not step.clipping.early():  # else they were clipped during the backward pass already
             lengths = gradients.norms().detach().double()[gradients.keep].nan_to_num(math.inf, math.inf)
             before = run.lengths.get(microbatch.of.number, []) if microbatch.index else []
             run.lengths[microbatch.of.number] = before + lengths.cpu().tolist()
@@ -425,4 +396,4 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=ALIKE, atol=0.0, equal_nan=True)
 
 
-__all__ = ["LOTS", "EnoughLots", "WatchedRun", "World"]
+__all__ = ["WatchedRun", "World"]
