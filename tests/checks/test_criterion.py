@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 from trials import Run, normal
 
 from adadp.checks.criterion import check_criterion
-from adadp.checks.dataset import problems_of, unseen
+from adadp.checks.records import problems_of, unseen_parts
 from adadp.errors import ConfigurationError
 
 
@@ -160,10 +160,10 @@ def test_records_that_are_rows(dataset: Any) -> None:
 
 
 def test_what_cannot_be_seen_of_a_dataset_is_said() -> None:
-    assert unseen(PLAIN) is None
-    assert unseen([1, 2]) is None
-    assert unseen(ConcatDataset([Subset(PLAIN, [1]), PLAIN])) is None
-    assert unseen(StackDataset(a=PLAIN, b=[1] * 10)) is None
+    assert unseen_parts(PLAIN) is None
+    assert unseen_parts([1, 2]) is None
+    assert unseen_parts(ConcatDataset([Subset(PLAIN, [1]), PLAIN])) is None
+    assert unseen_parts(StackDataset(a=PLAIN, b=[1] * 10)) is None
     for dataset in (Computed(), Subset(Computed(), [1]), ConcatDataset([PLAIN, Computed()])):
-        assert "the dataset (Computed) computes its items itself" in str(unseen(dataset))
+        assert "the dataset (Computed) computes its items itself" in str(unseen_parts(dataset))
     assert Run(Tokens(), dataset=Computed()).trial.untried.keys() == {"dataset"}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from adadp import PrivacyEngine
-from adadp.checks.handed_on import HandedOn
+from adadp.checks.stale_outputs import StaleOutputs
 from adadp.checks.trial import Trial
 from adadp.testing import influence, spending
 from testing import loops
@@ -247,7 +247,7 @@ def test_a_state_that_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine sees it; where it does not, lots that do not hold the example show it."""
     words = TensorDataset(torch.randint(20, (40, 6), generator=torch.Generator().manual_seed(1)))
     assert influence(handing_on, words, examples=["ordinary"], among="own").verdict == "refused"
-    monkeypatch.setattr(HandedOn, "note", lambda *arguments: None)
+    monkeypatch.setattr(StaleOutputs, "note", lambda *arguments: None)
     monkeypatch.setattr(Trial, "before_call", lambda *arguments: None)
     found = influence(handing_on, words, examples=["ordinary"], among="own")
     assert found.exceeded, str(found)

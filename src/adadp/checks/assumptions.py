@@ -1,10 +1,10 @@
-"""What a guarantee rests on, in words: the assumptions of every run, and what is seen to be untried at its start."""
+"""The assumptions of a guarantee, in words: those of every run, and what is known at its start to be untried."""
 
 from __future__ import annotations
 
 from adadp.accounting.guarantee import PUBLIC_NUMBER
 
-#: What every guarantee rests on, the most often broken first.
+#: The assumptions of every guarantee, the most often violated first.
 _STANDING = (
     "nothing computed from a batch decides what the loop does next (skip, stop, rate, curriculum, checkpoint, log): "
     "losses and metrics of private batches are for the curator's eyes, and end nothing",

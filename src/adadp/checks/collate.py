@@ -1,12 +1,12 @@
-"""Whether a collate function keeps examples apart: row i of what it makes may depend on item i alone, but for padding.
+"""The trial of a collate function: row i of its batch may depend on item i only, except for padding.
 
-Items are replaced, left out, made longer and shorter. Random numbers are the same in each call; what they decide is
-compared where the shapes allow it.
+Items are replaced, left out, made longer and shorter, and the rows of the others are compared. Every call gets the same
+random numbers; leaves that depend on them are compared only where both calls draw alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.checks.compared import padded_alike
-from adadp.checks.items import copied, halved, length, lengthened
-from adadp.checks.rows import Parts, dimension, take_apart
+from adadp.checks.comparison import padded_alike
+from adadp.checks.containers import Parts, chosen, dimension, take_apart
+from adadp.checks.dataset_items import copied, halved, length, lengthened
 from adadp.checks.seeds import seeded
 from adadp.errors import ConfigurationError
 
@@ -32,19 +32,18 @@ _UNTRIED = (
 _RANDOM = "the collate function draws random numbers: what they decide was tried with items of the same length alone"
 _WHOLE = "the collate function gives values of the whole batch, which may change with any of its items"
 
-
-#: Random numbers that decide something rarely, as which of a few tokens are masked, may well come out alike twice.
+#: With how many seeds to look for leaves that depend on random numbers: a rare masking of tokens needs many.
 _REDRAWS = 24
 
 
 @dataclass(frozen=True)
 class Recollated:
-    """What a collate function makes of a few items, and of the same with one (`changed`) made longer."""
+    """The batch that a collate function makes of a few items, and of the same with one item (`changed`) longer."""
 
     base: Parts
     longer: Parts | None
     changed: int
-    random: tuple[bool, ...]  # which leaves are decided by random numbers
+    random: tuple[bool, ...]  # which leaves depend on random numbers
     rows: int
 
 
@@ -56,10 +55,10 @@ class CollateTrial:
         self._collate, self._dimensions = collate, dimensions
         self._items, self._spare = (list(items[:-1]), items[-1]) if spare else (list(items), items[0])
         self.untried: dict[str, str] = {}
-        self._order: list[int] | None = None  # of the last comparison: which row became which, if they changed places
+        self._order: list[int] | None = None  # in the last comparison: where each row is now, if rows moved
 
     def recollated(self) -> Recollated | None:
-        """Refuse a function that mixes items. None where it could not be tried; `untried` says so."""
+        """Raise where the function mixes items. None where it could not be tried; `untried` then says so."""
         try:
             base, again, *redrawn = (self._made(self._items, seed) for seed in (0, *range(_REDRAWS)))
         except Exception:
@@ -72,7 +71,7 @@ class CollateTrial:
         if all(dim is None for dim in self._dims):
             raise ConfigurationError(MIXES)
         everywhere = list(range(len(self._items)))
-        # Drawn from a generator of its own, which is not seeded here: it is another one in each call.
+        # Differs although the seed is the same: drawn from a generator of its own, which is not seeded here.
         self._unseeded = [not self._leaf_alike(place, base, again, everywhere) for place in range(len(base.leaves))]
         self._random = [
             not all(self._leaf_alike(place, base, other, everywhere) for other in (again, *redrawn))
@@ -100,7 +99,7 @@ class CollateTrial:
             except Exception:
                 self.untried["collate"] = _UNTRIED
                 continue
-            # What was drawn item by item is drawn anew for all that follow the one that changed.
+            # After a changed item, numbers that are drawn item by item are others: only the last item may change.
             self._refuse(before, made, kept, drawn_alike=number < 3, missing=len(rest) - len(items))
 
     def _lengthen(self, base: Parts) -> tuple[Parts | None, int]:
@@ -108,44 +107,39 @@ class CollateTrial:
         lengths = [length(item) for item in self._items]
         place = lengths.index(max(lengths))
         kept = [row for row in range(len(self._items)) if row != place]
-        for item in lengthened(self._items[place]):
+        for made in self._with_item(base, place, lengthened(self._items[place])):
+            if any(_shape(one) != _shape(other) for one, other in zip(base.leaves, made.leaves, strict=True)):
+                self._refuse(base, made, kept, drawn_alike=False)
+                if self._order is not None:  # the rows in the order that the unchanged batch has
+                    leaves = zip(made.leaves, self._dims, strict=True)
+                    made = replace(made, leaves=[chosen(leaf, dim, self._order) for leaf, dim in leaves])
+                return made, place
+        return None, place
+
+    def _with_item(self, base: Parts, place: int, items: Iterator[Any]) -> Iterator[Parts]:
+        """The batches with each of these items in one place, where the function takes it and returns the same form."""
+        for item in items:
             try:
                 made = self._made([*self._items[:place], item, *self._items[place + 1 :]])
             except Exception:
                 continue
-            if _same_form(base, made) and any(
-                _shape(one) != _shape(other) for one, other in zip(base.leaves, made.leaves, strict=True)
-            ):
-                self._refuse(base, made, kept, drawn_alike=False)
-                return (made if self._order is None else self._ordered(made, self._order)), place
-        return None, place
-
-    def _ordered(self, made: Parts, order: Sequence[int]) -> Parts:
-        """The same rows, in the order in which the unchanged batch has them."""
-        leaves = [
-            leaf if dim is None else _taken(leaf, dim, order) for leaf, dim in zip(made.leaves, self._dims, strict=True)
-        ]
-        return replace(made, leaves=leaves)
+            if _same_form(base, made):
+                yield made
 
     def _shorten(self, base: Parts) -> None:
-        """Where one item that is not the longest is made shorter, nothing of the others may be cut off."""
+        """Raise where making one item shorter, which is not the longest, cuts off something of the others."""
         lengths = [length(item) for item in self._items]
         place = lengths.index(min(lengths))
         if lengths.count(max(lengths)) == 1 and lengths[place] == max(lengths):
             return
         kept = [row for row in range(len(self._items)) if row != place]
-        for item in halved(self._items[place]):
-            try:
-                made = self._made([*self._items[:place], item, *self._items[place + 1 :]])
-            except Exception:
-                continue
-            if not _same_form(base, made):
-                continue
-            self._refuse(base, made, kept, drawn_alike=False)
-            for one, other, dim in zip(base.leaves, made.leaves, self._dims, strict=True):
-                if dim is not None and any(a > b for a, b in zip(_shape(one), _shape(other), strict=False)):
-                    raise ConfigurationError(MIXES)
+        made = next(self._with_item(base, place, halved(self._items[place])), None)
+        if made is None:
             return
+        self._refuse(base, made, kept, drawn_alike=False)
+        for one, other, dim in zip(base.leaves, made.leaves, self._dims, strict=True):
+            if dim is not None and any(a > b for a, b in zip(_shape(one), _shape(other), strict=False)):
+                raise ConfigurationError(MIXES)
 
     def _refuse(self, base: Parts, made: Parts, kept: Sequence[int], drawn_alike: bool, missing: int = 0) -> None:
         self._order = None
@@ -168,13 +162,13 @@ class CollateTrial:
             compared.append(place)
         if all(self._leaf_alike(place, base, made, kept, missing) for place in compared):
             return
-        # A function may put its rows in another order, by length for instance: each is then found elsewhere.
+        # A function may sort its rows, by length for instance: then each is found in another place.
         self._order = self._found_elsewhere(base, made, compared, len(kept))
         if self._order is None:
             raise ConfigurationError(MIXES)
 
     def _found_elsewhere(self, base: Parts, made: Parts, places: Sequence[int], enough: int) -> list[int] | None:
-        """For each row of `base` the row of `made` that is the same, others in what is left; None if too few are."""
+        """For each row of `base` the equal row of `made`, or one left over; None if fewer than `enough` are equal."""
         dims = [self._dims[place] for place in places]
         before, after = ([parts.leaves[place] for place in places] for parts in (base, made))
         counts = {_rows(leaf, dim) for leaf, dim in zip(after, dims, strict=True) if dim is not None}
@@ -207,12 +201,6 @@ class CollateTrial:
         return all(_alike(_row(one, dim, row), _row(other, dim, row - missing)) for row in kept)
 
 
-def _taken(leaf: Any, dim: int, order: Sequence[int]) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.index_select(dim, torch.tensor(order, device=leaf.device))
-    return [leaf[row] for row in order] if isinstance(leaf, list) else leaf.take(order, dim)
-
-
 def _same_form(one: Parts, other: Parts) -> bool:
     return one.names == other.names and len(one.leaves) == len(other.leaves)
 
@@ -237,7 +225,7 @@ def _row_shape(leaf: Any, dim: int) -> tuple[int, ...]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two rows are the same but for padding."""
+    """Whether two rows are equal except for padding."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         if one.dtype.kind not in "bifu" or other.dtype.kind not in "bifu":
             return bool(np.array_equal(one, other))
@@ -247,4 +235,4 @@ def _alike(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
     except Exception:
-        return True  # no two of them can be compared
+        return True  # such objects cannot be compared

@@ -1,24 +1,24 @@
-"""Whether a loss function is a plain mean (or sum) over examples: on made-up outputs, and on the shapes really used.
+"""Whether a criterion is a plain mean (or sum) over examples: tried on made-up outputs, and on the shapes of its calls.
 
-The gradient of an example's own output, times the number of examples for a mean, may depend neither on the other
-examples nor on how many there are.
+The gradient with respect to one example's output (times the number of examples, for a mean) may depend neither on the
+other examples nor on how many there are.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adadp.checks.rows import Parts, chosen, dimension, take_apart
+from adadp.checks.containers import Arguments, dimension, take_apart
 from adadp.errors import ConfigurationError
 from adadp.gradients import Capture
 
-_COUNT = 4
+_COUNT = 4  # rows of a trial
 
 _UNTRIED = (
     "the criterion cannot be tried on made-up outputs, so it is not known whether it keeps examples apart. Compute a "
@@ -33,7 +33,7 @@ _FOLDED = (
 
 
 def check_criterion(criterion: Callable[..., Tensor], loss_reduction: str) -> bool:
-    """Refuse a loss that mixes examples. False where it takes other arguments than were tried: it was not checked."""
+    """Raise where a criterion mixes made-up examples. False where it takes none of the arguments that were tried."""
     declared = getattr(criterion, "reduction", None)
     if declared in ("mean", "sum") and declared != loss_reduction:
         raise ConfigurationError(
@@ -49,36 +49,38 @@ def check_criterion(criterion: Callable[..., Tensor], loss_reduction: str) -> bo
     return any(_passes(copied, arguments, loss_reduction) for arguments in _candidates(criterion))
 
 
-def watch_criterion(
-    capture: Capture, criterion: Callable[..., Tensor], loss_reduction: str, due: Callable[[], bool]
-) -> WatchedCriterion:
-    """Check a criterion, and watch its calls if it is a module. One that cannot be tried is refused."""
-    tried = check_criterion(criterion, loss_reduction)
-    if not tried and not isinstance(criterion, nn.Module):
-        raise ConfigurationError(_UNTRIED)
-    return WatchedCriterion(capture, criterion, loss_reduction, due)
-
-
 class WatchedCriterion:
-    """Sees the calls of a criterion that is a module, and tries it on the shapes that it is given.
+    """Checks a criterion and, if it is a module, watches its calls and tries it on the shapes that it is given.
 
-    `used` is the microbatch that it was last called for: its loss was tried.
+    `used` is the microbatch for which it was called last: that loss was tried.
+
+    Raises:
+        ConfigurationError: the criterion mixes examples, or is a function that cannot be tried.
+
     """
 
     def __init__(
-        self, capture: Capture, criterion: Callable[..., Tensor], loss_reduction: str, due: Callable[[], bool]
+        self,
+        capture: Capture,
+        criterion: Callable[..., Tensor],
+        loss_reduction: str,
+        *,
+        due: Callable[[], bool],
+        on_refusal: Callable[[str], None],
     ) -> None:
-        self._capture, self._criterion, self._reduction, self._due = capture, criterion, loss_reduction, due
+        if not check_criterion(criterion, loss_reduction) and not isinstance(criterion, nn.Module):
+            raise ConfigurationError(_UNTRIED)
+        self._capture, self._criterion, self._reduction = capture, criterion, loss_reduction
+        self._due, self._on_refusal = due, on_refusal
         self.used: object = None
-        self._passed: set[Any] = set()
+        self._passed: set[Any] = set()  # shapes and dtypes that were tried
         self._refused: str | None = None
-        self.on_refusal: Callable[[str], None] = lambda text: None
         self._handle: Any = None
         if isinstance(criterion, nn.Module):
             self._handle = criterion.register_forward_pre_hook(self._Hook(self), with_kwargs=True)
 
     class _Hook:
-        """Does nothing in a copy of the criterion."""
+        """Calls its owner; in a copy of the criterion, which trials make, it does nothing."""
 
         def __init__(self, owner: WatchedCriterion) -> None:
             self._owner: WatchedCriterion | None = owner
@@ -93,46 +95,44 @@ class WatchedCriterion:
                 self._owner._called(args, kwargs)
 
     def detach(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._handle is not None:
             self._handle.remove()
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._refused is not None:
             raise ConfigurationError(self._refused)
-        capture = self._capture
-        count = capture.count
+        count = self._capture.count
         assert count is not None
         parts = take_apart((args, kwargs), count)
         dims = [dimension(leaf, count, (0, 1) if _is_sequence(leaf) else (0,)) for leaf in parts.leaves]
         try:
-            self._try(parts, dims, count)
+            self._try(Arguments(parts, dims, count))
         except ConfigurationError as error:
             self._refused = str(error)
-            self.on_refusal(self._refused)
+            self._on_refusal(self._refused)
             raise
-        self.used = capture.tag
+        self.used = self._capture.tag
 
-    def _try(self, parts: Parts, dims: Sequence[int | None], count: int) -> None:
+    def _try(self, given: Arguments) -> None:
         declared = getattr(self._criterion, "reduction", None)
-        if not dims or dims[0] is None:
+        if not given.dims or given.dims[0] is None:
             if declared == "none" or (declared == "sum" and self._reduction == "sum"):
-                return  # tokens are summed, or put together elsewhere
+                return  # tokens are summed, or the loop combines them
             raise ConfigurationError(_FOLDED)
-        shapes = tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in parts.leaves if isinstance(leaf, Tensor))
+        shapes = tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in given.leaves if isinstance(leaf, Tensor))
         if shapes in self._passed and not self._due():
             return
         criterion = _in_double(self._criterion)
-        arguments = _of_schema(self._criterion, parts, dims)
-        if not (_passes(criterion, arguments, self._reduction) or self._passes_as_given(parts, dims, count)):
+        made_up = _like(self._criterion, given)
+        if not (_passes(criterion, made_up, self._reduction) or self._passes_as_given(given)):
             raise ConfigurationError(_UNTRIED)
         self._passed.add(shapes)
 
-    def _passes_as_given(self, parts: Parts, dims: Sequence[int | None], count: int) -> bool:
-        """The same with rows of what the loop gave: made-up numbers may mean nothing to this criterion."""
-        rows = [place % count for place in range(_COUNT)]
-        leaves = [chosen(leaf, dim, rows) for leaf, dim in zip(parts.leaves, dims, strict=True)]
-        return _passes(copy.deepcopy(self._criterion), _Arguments(parts, leaves, list(dims)), self._reduction, 1e-3)
+    def _passes_as_given(self, given: Arguments) -> bool:
+        """The same with rows of the call: a criterion may not take made-up numbers."""
+        rows = given.chosen([place % given.count for place in range(_COUNT)])
+        return _passes(copy.deepcopy(self._criterion), rows, self._reduction, 1e-3)
 
 
 def _is_sequence(leaf: Any) -> bool:
@@ -140,24 +140,13 @@ def _is_sequence(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 2
 
 
-class _Arguments:
-    """What a criterion is called with: leaves, of which some have a row for each of a few examples."""
-
-    def __init__(self, parts: Parts, leaves: list[Any], dims: list[int | None]) -> None:
-        self.parts, self.leaves, self.dims = parts, leaves, dims
-
-    def chosen(self, rows: Sequence[int]) -> _Arguments:
-        leaves = [chosen(leaf, dim, rows) for leaf, dim in zip(self.leaves, self.dims, strict=True)]
-        return _Arguments(self.parts, leaves, self.dims)
-
-
 def _in_double(criterion: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A copy on the CPU that computes in double precision: the user's own stays as it is."""
     return copy.deepcopy(criterion).cpu().double() if isinstance(criterion, nn.Module) else criterion
 
 
-def _candidates(criterion: Callable[..., Tensor]) -> list[_Arguments]:
-    """Outputs and targets of the kinds that most losses take."""
+def _candidates(criterion: Callable[..., Tensor]) -> list[Arguments]:
+    """Made-up outputs and targets of the kinds that most losses take."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -173,17 +162,17 @@ def _candidates(criterion: Callable[..., Tensor]) -> list[_Arguments]:
         labels = torch.arange(_COUNT) % number
         pairs += [(normal(_COUNT, number), labels), (normal(_COUNT, number), torch.softmax(normal(_COUNT, number), 1))]
     pairs += [(normal(_COUNT, 1), uniform(_COUNT, 1)), (normal(_COUNT), uniform(_COUNT))]
-    return [_Arguments(take_apart((pair, {})), list(pair), [0, 0]) for pair in pairs]
+    return [Arguments(take_apart((pair, {})), [0, 0], _COUNT) for pair in pairs]
 
 
-def _of_schema(criterion: Callable[..., Tensor], parts: Parts, dims: Sequence[int | None]) -> _Arguments:
-    """Made-up arguments of the shapes and kinds that a criterion was given, with ignored labels where it had some."""
+def _like(criterion: Callable[..., Tensor], given: Arguments) -> Arguments:
+    """Made-up arguments of the shapes and dtypes that a criterion was given, with an ignored label if it had some."""
     generator = torch.Generator().manual_seed(0)
-    outputs = parts.leaves[0]
+    outputs = given.leaves[0]
     classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim > 1 else 2
     ignored = getattr(criterion, "ignore_index", None)
     leaves: list[Any] = []
-    for place, (leaf, dim) in enumerate(zip(parts.leaves, dims, strict=True)):
+    for place, (leaf, dim) in enumerate(given.pairs()):
         if not isinstance(leaf, Tensor) or dim is None:
             leaves.append(leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf)
             continue
@@ -196,15 +185,15 @@ def _of_schema(criterion: Callable[..., Tensor], parts: Parts, dims: Sequence[in
         if ignored is not None and bool((leaf == ignored).any()):
             labels.view(-1)[0] = ignored
         leaves.append(labels.to(leaf.dtype))
-    return _Arguments(parts, leaves, list(dims))
+    return given.with_leaves(leaves, _COUNT)
 
 
 def _passes(
-    criterion: Callable[..., Tensor], arguments: _Arguments, loss_reduction: str, relative: float = 1e-6
+    criterion: Callable[..., Tensor], arguments: Arguments, loss_reduction: str, relative: float = 1e-6
 ) -> bool:
-    """Refuse a criterion that mixes these examples. False where it does not take them."""
+    """Raise where a criterion mixes these examples. False where it does not take them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of arguments that do not fit: they are only tried
+        warnings.simplefilter("ignore")  # about arguments that do not fit: they are only tried
         try:
             reference = _output_gradients(criterion, arguments, loss_reduction)
             rest = list(range(1, _COUNT))
@@ -228,20 +217,19 @@ def _passes(
     return True
 
 
-def _output_gradients(criterion: Callable[..., Tensor], arguments: _Arguments, reduction: str) -> dict[int, Tensor]:
-    """The gradients of the outputs, by their place among the arguments, with examples in front."""
-    given, outputs, count = list(arguments.leaves), {}, 0
-    for place, (leaf, dim) in enumerate(zip(given, arguments.dims, strict=True)):
+def _output_gradients(criterion: Callable[..., Tensor], arguments: Arguments, reduction: str) -> dict[int, Tensor]:
+    """Gradients with respect to real arguments, by their place, with examples in the first dimension."""
+    given, outputs = list(arguments.leaves), {}
+    for place, (leaf, dim) in enumerate(arguments.pairs()):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and dim is not None:
             given[place] = outputs[place] = leaf.clone().requires_grad_()
-            count = leaf.shape[dim]
     args, kwargs = arguments.parts.rebuilt(given)
     with torch.enable_grad():
         loss = criterion(*args, **kwargs)
-        # A loss for each example is put together by the loop, as loss_reduction says.
+        # The loop combines a loss for each example as loss_reduction says.
         total = loss.mean() if reduction == "mean" and loss.ndim else loss.sum()
         gradients = torch.autograd.grad(total, list(outputs.values()), allow_unused=True)
-    scale = count if reduction == "mean" else 1
+    scale = arguments.count if reduction == "mean" else 1
     return {
         place: gradient.movedim(arguments.dims[place] or 0, 0) * scale
         for place, gradient in zip(outputs, gradients, strict=True)

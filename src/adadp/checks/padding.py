@@ -1,21 +1,24 @@
-"""Whether padding reaches a result: the same examples, with another one of their batch made longer.
+"""Whether padding reaches a result: the same examples are run while another example of their batch is made longer.
 
-A module or a loss is given what the collate function makes of a few items, in the place of what it made of the lot, and
-then what it makes of them where one is longer.
+The collate function is called on a few items, and again with one of them longer. A module or a loss is run on both
+batches, put in the place of the lot's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from adadp.checks.collate import Recollated
-from adadp.checks.rows import Parts, chosen
+from adadp.checks.comparison import coarse, example_axes, padded_alike
+from adadp.checks.containers import Arguments, Parts, chosen
+from adadp.checks.inputs import matched
+from adadp.checks.trial_runs import TrialRuns
+from adadp.errors import PrivacyError, UnsupportedModuleError
 
 REACHES = (
     "{}: padding reaches the result: what it gives for an example changes where another one of the batch is longer. "
@@ -27,18 +30,13 @@ UNTRIED = (
     "the collate function made"
 )
 
-#: What loops do to a batch before they give it to a model.
-_CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda t: t,
-    lambda t: t[:, :-1],
-    lambda t: t[:, 1:],
-    lambda t: t.transpose(0, 1),
-)
-
 
 @dataclass(frozen=True)
 class Padded:
-    """The leaves of arguments for a few items, and for the same with one (`changed`) longer, padded at either end."""
+    """Leaves of arguments for a few items, and for the same items with one (`changed`) longer.
+
+    `longer` has two lists where random numbers are involved: padded at the end, and at the start.
+    """
 
     base: list[Any]
     longer: list[list[Any]]
@@ -47,26 +45,26 @@ class Padded:
 
     @property
     def kept(self) -> list[int]:
-        """The rows that did not change."""
+        """The rows whose items did not change."""
         return [row for row in range(self.count) if row != self.changed]
 
 
 class Unmatched(Exception):  # noqa: N818 - no error: it says that there is nothing to try
-    """An argument's length goes with the lot's, and it is not the collate function's."""
+    """An argument is as long as the lot's batch, and is no tensor that the collate function made."""
 
 
-def padded(parts: Parts, dims: Sequence[int | None], real: Parts, made: Recollated) -> Padded | None:
-    """What to run on. None where nothing is padded; Unmatched where that cannot be known."""
-    if made.longer is None or len(made.base.leaves) != len(real.leaves):
+def padded(arguments: Arguments, batch: Parts, made: Recollated) -> Padded | None:
+    """The leaves to run on. None where nothing is padded; raises Unmatched where that cannot be known."""
+    if made.longer is None or len(made.base.leaves) != len(batch.leaves):
         return None
-    lengths = _padded_lengths(real, made)
+    lengths = _padded_lengths(batch, made)
     if not lengths:
         return None
     count = made.rows
-    found = [matched(leaf, real) for leaf in parts.leaves]
+    found = [matched(leaf, batch) for leaf in arguments.leaves]
     base: list[Any] = []
     longer: list[list[Any]] = [[], []]
-    for leaf, dim, match in zip(parts.leaves, dims, found, strict=True):
+    for (leaf, dim), match in zip(arguments.pairs(), found, strict=True):
         if match is None:
             if isinstance(leaf, Tensor) and any(size in lengths for d, size in enumerate(leaf.shape) if d != dim):
                 raise Unmatched
@@ -76,64 +74,27 @@ def padded(parts: Parts, dims: Sequence[int | None], real: Parts, made: Recollat
             continue
         place, change = match
         one, other = made.base.leaves[place], made.longer.leaves[place]
-        base.append(_like(change(one), leaf))
+        base.append(change(one).to(leaf.device, leaf.dtype))
         for side, leaves in enumerate(longer):
             whole = _completed(one, other, made.changed, side) if made.random[place] else other
-            leaves.append(_like(change(whole), leaf))
+            leaves.append(change(whole).to(leaf.device, leaf.dtype))
     if not any(match is not None and made.random[match[0]] for match in found):
         longer = longer[:1]
     return Padded(base, longer, count, made.changed)
 
 
-def _padded_lengths(real: Parts, made: Recollated) -> set[int]:
-    """How long the lot's batch is where the length depends on its items."""
+def _padded_lengths(batch: Parts, made: Recollated) -> set[int]:
+    """Those lengths of the lot's batch that depend on its items, and one less (inputs and targets shifted by one)."""
     assert made.longer is not None
     lengths = set()
-    for leaf, one, other in zip(real.leaves, made.base.leaves, made.longer.leaves, strict=True):
+    for leaf, one, other in zip(batch.leaves, made.base.leaves, made.longer.leaves, strict=True):
         if isinstance(leaf, Tensor) and isinstance(one, Tensor) and leaf.ndim == one.ndim == other.ndim:
             lengths |= {leaf.shape[d] for d in range(leaf.ndim) if one.shape[d] != other.shape[d]}
     return lengths | {length - 1 for length in lengths if length > 2}
 
 
-def matched(leaf: Any, real: Parts) -> tuple[int, Callable[[Tensor], Tensor]] | None:
-    """Which leaf of the batch an argument is, and what was done to it."""
-    if not isinstance(leaf, Tensor):
-        return None
-    for change in _CHANGES:
-        for place, other in enumerate(real.leaves):
-            if not isinstance(other, Tensor) or other.ndim < (1 if change is _CHANGES[0] else 2):
-                continue
-            changed = change(other)
-            if changed.shape == leaf.shape and (leaf is other or torch.equal(_plain(leaf), _plain(changed))):
-                return place, change
-    return None
-
-
-def is_among(leaf: Tensor, dim: int, real: Parts, dims: Sequence[int | None]) -> bool:
-    """Whether an argument is a part of the batch, row by row, whatever the rows' shape and precision."""
-    if matched(leaf, real) is not None:
-        return True
-    rows = leaf.detach().movedim(dim, 0).flatten(1) if leaf.ndim > 1 else leaf.detach().unsqueeze(1)
-    for other, own in zip(real.leaves, dims, strict=True):
-        if not isinstance(other, Tensor) or own is None or other.numel() != leaf.numel():
-            continue
-        given = other.detach().movedim(own, 0).flatten(1) if other.ndim > 1 else other.detach().unsqueeze(1)
-        if given.shape == rows.shape and torch.equal(_plain(rows), _plain(given.to(rows.device, rows.dtype))):
-            return True
-    return False
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().cpu()
-    return tensor.double().nan_to_num() if tensor.is_floating_point() else tensor
-
-
-def _like(tensor: Tensor, leaf: Tensor) -> Tensor:
-    return tensor.to(leaf.device, leaf.dtype)
-
-
 def _completed(one: Tensor, other: Tensor, changed: int, side: int) -> Tensor:
-    """What was drawn for the shorter batch, with the longer one's padding on one side of it."""
+    """Rows drawn for the shorter batch, with the longer one's padding at the end (side 0) or the start (side 1)."""
     if one.shape == other.shape or one.ndim != other.ndim:
         return one
     whole = other.clone()
@@ -148,9 +109,39 @@ def _completed(one: Tensor, other: Tensor, changed: int, side: int) -> Tensor:
     return whole
 
 
+def refuse_padding(runs: TrialRuns, given: Padded, dimensions: Sequence[int]) -> bool:
+    """Raise where a module's result for an example changes with the length of others. False where that is not known."""
+    with evaluating(runs.module):
+        try:
+            base = runs.observe_leaves(given.base).outputs
+            redrawn = runs.observe_leaves(given.base, seed=1).outputs
+            longer = [runs.observe_leaves(leaves).outputs for leaves in given.longer]
+        except PrivacyError:
+            raise
+        except Exception:
+            return False
+    halves = coarse(runs.module)
+    relative = 1e-4 if halves <= 1e-2 else halves / 4  # rounding with other shapes: 1e-5 in float32
+
+    def agree(results: list[Tensor], kept: Sequence[int]) -> bool:
+        for one, two in zip(base, results, strict=False):
+            place = example_axes(one, two, given.count, tuple(dimensions) == (0,))
+            if place is not None:
+                one, two = place[0].unfolded(one), place[1].unfolded(two)
+                if not all(padded_alike(one[row], two[row], relative, 1e-7) for row in kept):
+                    return False
+        return True
+
+    if not agree(redrawn, range(given.count)):
+        return False  # it draws random numbers in evaluation mode, and others for other lengths
+    if not any(agree(other, given.kept) for other in longer):
+        raise UnsupportedModuleError(REACHES.format(runs.name))
+    return True
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """In evaluation mode: dropout would draw other numbers for other shapes."""
+    """Evaluation mode, without calling `eval()`: dropout would draw other numbers for other shapes."""
     modes = [(part, part.training) for part in module.modules()]
     for part, _ in modes:
         part.training = False

@@ -1,4 +1,4 @@
-"""The random numbers of a trial: the same in each run, and none of the user's."""
+"""The random numbers of a trial: each run can get the same ones, and the user's generators are restored."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def on_a_gpu() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-#: Added to every seed: what a model does with some probability only is met in some runs, whatever the probability.
+#: Added to every seed: drawn for each process, so that no model's rare behaviour is missed in every process alike.
 _OFFSET = secrets.randbelow(2**30)
-_KEPT = [False]  # whether the user's generators are put back by somebody outside already
-#: Apart enough that the seeds of one trial are not those of the next.
+_KEPT = [False]  # whether an enclosing block will restore the user's generators
+#: Larger than the number of runs in a trial, so that no two trials share a seed.
 _TRIALS_APART = 1000
 
 
@@ -37,6 +37,11 @@ class Draws:
     def any(self) -> bool:
         return self.plain or self.tensors
 
+    def add(self, other: Draws) -> None:
+        """Note what another run drew from too."""
+        self.plain |= other.plain
+        self.tensors |= other.tensors
+
 
 def seed_of(trial: int, run: int) -> int:
     """The seed of one run of a trial. Each trial of a process has seeds of its own."""
@@ -45,7 +50,7 @@ def seed_of(trial: int, run: int) -> int:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the user's generators back afterwards. The runs of a trial inside need not do so one by one."""
+    """Restore the user's generators at the end. Blocks inside this one then need not: restoring is slow."""
     if _KEPT[0]:
         yield
         return
@@ -63,15 +68,17 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[Draws]:
-    """Seed torch, numpy and random inside; the user's generators are put back afterwards.
+    """Seed torch, numpy and random inside the block, and restore the user's generators after it.
 
-    The object that is given says, once the block was left, which generators were drawn from in it.
+    Yields:
+        `Draws`, which says after the block which generators were drawn from in it.
+
     """
     seed += _OFFSET
     draws = Draws()
     with generators_kept():
         devices = range(torch.cuda.device_count()) if on_a_gpu() else range(0)
-        # Not torch.manual_seed: where CUDA has not begun, that would seed it for the user, later.
+        # Not torch.manual_seed: before CUDA is initialized, that would seed it later, for the user.
         torch.default_generator.manual_seed(seed)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)
@@ -85,23 +92,26 @@ def seeded(seed: int) -> Iterator[Draws]:
 
 @functools.lru_cache(64)
 def _first(seed: int) -> tuple[float, float]:
-    """What random and numpy give first: something else comes where they were drawn from (reading states is slow)."""
+    """The first numbers of random and numpy. Others come where they were drawn from; reading their states is slow."""
     return random.Random(seed).random(), float(np.random.RandomState(seed).random_sample())
 
 
 def _tensor_states(devices: range) -> list[Tensor]:
-    """States of torch's generators. Those of a GPU are kept by the host too: nobody waits."""
+    """States of torch's generators. The host keeps those of a GPU too, so reading them does not synchronize."""
     return [torch.default_generator.get_state(), *(torch.cuda.default_generators[d].get_state() for d in devices)]
 
 
 def halves(count: int, trial: int) -> tuple[list[int], set[int]]:
-    """Two halves of the numbers below `count`, drawn so that nobody knows them beforehand. No generator is used up."""
+    """Two random halves of range(count), unpredictable to a model, drawn from no global generator."""
     order = list(range(count))
     random.Random(seed_of(trial, 0) + _OFFSET).shuffle(order)
     return sorted(order[: count // 2]), set(order[count // 2 :])
 
 
 def redraws(draws: Draws, own: bool = False) -> int:
-    """How many more draws are tried. Dropout is torch's: what numpy and random (or generators of a module's `own`)
-    decide in a model is as a rule something else, and rarely met."""
+    """With how many more seeds to compare.
+
+    Dropout draws from torch. What is drawn from numpy, random or a module's `own` generators often decides whether
+    examples are mixed at all (mixup with probability p), and needs more draws to be met.
+    """
     return 24 if draws.plain or own else 4 if draws.tensors else 0

@@ -1,63 +1,66 @@
-"""What can be tried is tried: the modules, the collate function and the loss of a run, on unlike examples.
+"""The trials of one private run: its modules, its collate function and its loss, on a public schedule.
 
-A run has one `Trial`. It is called wherever examples enter the model, does nothing unless a trial is due by a public
-schedule (or the modules are in a mode that was not tried yet), and refuses what lets one example reach another. Private
-examples serve, so all that a trial says is that it passed, or a fixed text that names a module.
+The engine calls the one `Trial` of a run wherever examples enter the model or a loss is differentiated. It does nothing
+unless a trial is due (`adadp.checks.schedule`). What lets one example reach another is refused. Since private examples
+may be used, a refusal is a fixed text with the name of a module, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
-from adadp.checks.attempts import Attempts
+from adadp.checks.cascade import Cascade
 from adadp.checks.collate import CollateTrial, Recollated
-from adadp.checks.criterion import WatchedCriterion, watch_criterion
-from adadp.checks.dataset import unseen
-from adadp.checks.handed_on import HandedOn
-from adadp.checks.items import fetched
-from adadp.checks.known import recognised
-from adadp.checks.lengths import refuse_padding
-from adadp.checks.loss import refuse_crossing_rows
-from adadp.checks.padding import UNTRIED, Padded, Unmatched, is_among, padded
-from adadp.checks.public import public_of
-from adadp.checks.rows import Parts, dimension, take_apart
-from adadp.checks.runs import Runs
-from adadp.checks.schedule import stage
+from adadp.checks.containers import Arguments, take_apart
+from adadp.checks.criterion import WatchedCriterion
+from adadp.checks.dataset_items import fetched
+from adadp.checks.inputs import InputWatch, Part, place_of
+from adadp.checks.known_losses import recognised
+from adadp.checks.loss_trial import refuse_crossing_rows
+from adadp.checks.messages import LOSSES, NO_BATCH, NO_ROWS, STALE_OUTPUT, UNKNOWN, UNRUN
+from adadp.checks.padding import UNTRIED, Padded, Unmatched, padded, refuse_padding
+from adadp.checks.public_examples import public_examples_of
+from adadp.checks.records import unseen_parts
+from adadp.checks.schedule import Schedule
 from adadp.checks.seeds import generators_kept, seeded
-from adadp.checks.state import State
-from adadp.checks.texts import ATTRIBUTES, HANDED_ON, INPUTS, LOSSES, NO_BATCH, NO_ROWS, UNKNOWN, UNRUN
+from adadp.checks.trial_runs import TrialRuns
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture.tap import backward_pass
 from adadp.gradients.rounding import full_precision
 from adadp.out_of_memory import out_of_memory
 
-#: What models raise where they do not take what they are given. (Errors of privacy are none of these.)
+#: What models raise where they do not take their arguments. (Errors of privacy are none of these.)
 _NOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
 
 
-class Part(Protocol):
-    """The microbatch that is out."""
-
-    @property
-    def lot(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def indices(self) -> Sequence[int]: ...
-    @property
-    def batch(self) -> Any: ...
-
-
 class Trial:
-    """Tries out what a run does with its examples; `untried` says what could not be tried, by a short name."""
+    """Tries out what a run does with its examples.
+
+    Args:
+        capture: that of the private model.
+        batch_first: whether examples are in the first dimension everywhere; else in the second, or the first.
+        dataset: what the loader reads, for trials of the collate function.
+        collate: the loader's collate function.
+        loss_reduction: "mean" or "sum": what a scalar loss is over examples.
+        steps: how many lots are planned; the last one is tried too.
+        largest: the most rows that the model is run on at once.
+        public_examples: items that are used in place of private ones.
+
+    Attributes:
+        untried: by a short name, in words: what could not be tried. The guarantee prints it.
+        on_refusal: called with the text of each refusal; the guarantee is none from then on.
+        postponed: whether a trial that is due waits until the step is recorded (`before_recording`).
+
+    """
 
     def __init__(
         self,
@@ -71,174 +74,91 @@ class Trial:
         largest: int | None = None,
         public_examples: Any = None,
     ) -> None:
-        self._capture = capture
-        self._dimensions = (0,) if batch_first else (1, 0)
+        self._capture, self._mean, self._largest = capture, loss_reduction == "mean", largest
         self._dataset, self._collate = dataset, collate
-        self._mean = loss_reduction == "mean"
-        self._planned, self._largest = steps, largest
-        self._public = public_of(public_examples, default_collate if collate is None else collate)
-        self.postponed = False  # whether a trial that is due waits until the step is recorded (`before_recording`)
-        self._covered: int | None = None  # the lot on which modules were tried together with the loss
+        self._dimensions = (0,) if batch_first else (1, 0)
+        self._public = public_examples_of(public_examples, default_collate if collate is None else collate)
         self.untried: dict[str, str] = {}
-        self.on_refusal: Callable[[str], None] = lambda text: None  # a refusal takes the run's number away
-        self.undecided: set[int] = set()  # modules whose examples were too much alike so far
-        # Whether a module trains, and whatever else can be switched on and off in it.
-        self._switches = [
-            (part.__dict__, name)
-            for part in capture.module.modules()
-            for name, value in part.__dict__.items()
-            if isinstance(value, bool)
-        ]
-        self._stages: dict[tuple[int, tuple[bool, ...], int], int] = {}  # of a module in a mode: trials it passed
-        self._refused: dict[int, PrivacyError] = {}
-        self._losses: dict[int, Callable[..., Tensor]] = {}
-        self._handed_on = HandedOn()
-        #: What calls for the microbatch that is out returned, until the losses that are made of them were tried.
-        self._outputs: list[Tensor] = []
+        self.on_refusal: Callable[[str], None] = lambda text: None
+        self.postponed = False
+        self._schedule = Schedule(capture.module, steps)
+        self._inputs = InputWatch(capture.module, self._dimensions, self.untried)
+        self._refused: dict[int, PrivacyError] = {}  # by id of what was refused
         self._tried_for: object = None  # the microbatch on which a module was tried last
-        self._same_inputs = False  # whether the model was given the batch's own tensors when it was tried
-        self._attributes: State | None = None  # of the module, when the first lot had gone through it
-        self._constants: dict[str, Any] = {}  # arguments that hold no rows, as they were when the module was tried
-        self._own_loss: object = None  # the part for which a scalar that a module computed was differentiated
+        self._covered: int | None = None  # the lot on which modules were tried together with the loss
+        self._losses: dict[int, Callable[..., Tensor]] = {}  # kept alive, so that no other loss gets the same id
+        self._outputs: list[Tensor] = []  # what the model returned for this microbatch, until its losses are tried
+        self._own_loss: object = None  # the microbatch for which a scalar that a module returned was differentiated
         self._criterion: WatchedCriterion | None = None
-        self._collated: tuple[int, Recollated | None] | None = None  # at which stage, and what came out
+        self._collated: tuple[int, Recollated | None] | None = None  # the stage of the last trial, and its result
         self._collate_refused: str | None = None
-        text = unseen(dataset)
+        text = unseen_parts(dataset)
         if text is not None:
             self.untried["dataset"] = text
 
     # ---- when ----------------------------------------------------------------------------------------------------
 
+    @property
+    def undecided(self) -> set[int]:
+        """Modules (by id) whose examples were too much alike so far."""
+        return self._schedule.undecided
+
     def due(self, lot: int) -> bool:
         """Whether something is tried on this lot: by the schedule, or in a mode that was not tried yet."""
-        modes = self._modes()
-        passed = [reached for (_, mode, _), reached in self._stages.items() if mode == modes]
-        return max(passed, default=0) < self._stage(lot) or bool(self.undecided)
+        return self._schedule.any_due(lot)
 
     def passed_once(self) -> bool:
         """Whether something passed in the mode that the modules are in, and nothing is undecided."""
-        modes = self._modes()
-        passed = any(mode == modes and reached > 0 for (_, mode, _), reached in self._stages.items())
-        return passed and not self.undecided
+        return self._schedule.passed_once()
 
-    def _stage(self, lot: int) -> int:
-        return stage(lot, self._planned)
+    def loss_due(self, loss: object, part: Part) -> bool:
+        """Whether a loss is to be tried on this part. (For losses [n] that the loop computes: the trial itself.)"""
+        return part.count > 1 and self._schedule.due(self._schedule.key(loss, part), part.lot)
 
-    def _modes(self) -> tuple[bool, ...]:
-        return tuple([bool(entries.get(name)) for entries, name in self._switches])
-
-    # ---- a call of a module ----------------------------------------------------------------------------------------
+    # ---- calls of the model --------------------------------------------------------------------------------------
 
     def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
-        """Try `module`, if that is due, on a few rows of what it is about to be called with."""
-        self._raise_again(id(module))
-        if self._handed_on.from_another(args, kwargs, _place(part)):
-            raise self._remembered(id(module), TrainingLoopError(HANDED_ON.format(self._capture.module_name(module))))
-        key = self._key(module, part)
-        self._note_attributes(part)
+        """Try `module`, if that is due, on rows of the arguments that it is about to be called with."""
+        self._raise_again(module)
+        if self._inputs.stale.from_another(args, kwargs, place_of(part)):
+            raise self._remembered(module, TrainingLoopError(STALE_OUTPUT.format(self._capture.module_name(module))))
+        key = self._schedule.key(module, part)
+        self._inputs.compare_attributes(part)
         if self._covered == part.lot and part.count > 1 and id(module) not in self.undecided:
-            self._stages[key], self._tried_for = self._stage(part.lot), part
-        if self.postponed or self._stages.get(key, 0) >= self._stage(part.lot):
+            self._schedule.passed(key, part.lot)
+            self._tried_for = part
+        if self.postponed or not self._schedule.due(key, part.lot):
             if self._tried_for is part:  # a further call for a batch on which the module was tried
-                parts = take_apart((args, kwargs), part.count)
-                dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
-                self._note_inputs(parts, dims, part)
+                self._inputs.compare(self._read((args, kwargs), part), part)
             else:
-                self._glance(args, kwargs, part)
+                self._inputs.glance(args, kwargs, part)
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
-        parts = take_apart((args, kwargs), part.count)
-        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
-        if parts.unknown or all(dim is None for dim in dims):
-            self._capture.refusal = self._unseen(module, parts)
+        arguments = self._read((args, kwargs), part)
+        if arguments.parts.unknown or not arguments.has_rows:
+            name, unknown = self._capture.module_name(module), ", ".join(arguments.parts.unknown)
+            self._capture.refusal = UNKNOWN.format(name, unknown) if unknown else NO_ROWS.format(name)
             return
         if part.count < 2:  # one example has nothing to mix with
             return
-        self._same_inputs, self._tried_for = False, part
-        try:
-            # With fewer bits, another number of examples may well be another result.
-            with full_precision(), generators_kept():
-                conclusive = self._read_and_try(module, parts, dims, part)
-                self._refuse_padding(module, parts, dims, part)
-            self._note_inputs(parts, dims, part)
-        except PrivacyError as error:
-            raise self._remembered(id(module), error) from error.__cause__
+        self._inputs.forget()
+        self._tried_for = part
+        with self._trying(module):
+            conclusive = self._try_module(module, arguments, part)
+            self._refuse_padding(module, arguments, part)
+        self._inputs.compare(arguments, part)
         if conclusive:
-            self._stages[key] = self._stage(part.lot)
+            self._schedule.passed(key, part.lot)
             self.undecided.discard(id(module))
         else:
             self.undecided.add(id(module))
 
-    def _refuse_padding(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> None:
-        """Refuse the module where an example's result changes with how long the others are."""
-        given = self._padded(parts, dims, part)
-        if given is not None:
-            runs = Runs(self._capture, module, parts, dims)
-            if not refuse_padding(runs, given, self._dimensions):
-                self.untried["padding"] = UNTRIED
-
-    def _note_inputs(self, parts: Parts, dims: Sequence[int | None], part: Part) -> None:
-        """Say so where the loop makes something of a batch that cannot be tried before it gives it to the model."""
-        real = take_apart(part.batch, part.count)
-        own = [dimension(leaf, part.count, self._dimensions) for leaf in real.leaves]
-        if not any(dim is not None for dim in own):
-            return
-        memory = _memory(real.leaves)
-        for leaf, dim, name in zip(parts.leaves, dims, parts.names, strict=True):
-            if dim is None:
-                self._note_constant(leaf, name, part)
-            elif isinstance(leaf, Tensor) and not self._handed_on.knows(leaf) and not is_among(leaf, dim, real, own):
-                self.untried["inputs"] = INPUTS
-        rows = [leaf for leaf, dim in zip(parts.leaves, dims, strict=True) if dim is not None]
-        self._same_inputs = all(isinstance(leaf, Tensor) and _address(leaf) in memory for leaf in rows)
-
-    def _note_attributes(self, part: Part) -> None:
-        """Say so where the loop has put other tensors into the module's attributes since the first lot."""
-        before, self._attributes = self._attributes, None if part.lot else self._attributes
-        if before is not None and part.lot == 1:
-            now = State(self._capture.module)
-            for path in before.values.keys() | now.values.keys():
-                one, other = before.values.get(path), now.values.get(path)
-                tensors = [value for value in (one, other) if isinstance(value, Tensor)]  # numbers may count epochs
-                if tensors and not (len(tensors) == 2 and _same_values(*tensors)):
-                    self.untried["attributes"] = ATTRIBUTES
-
-    def _note_constant(self, leaf: Any, name: str, part: Part) -> None:
-        """What holds no rows may hold something of all of them: it must be the same for every lot."""
-        rows_elsewhere = isinstance(leaf, Tensor) and leaf.is_floating_point() and part.count in leaf.shape
-        if rows_elsewhere and not self._handed_on.knows(leaf):
-            self.untried["inputs"] = INPUTS
-        if isinstance(leaf, Tensor):
-            value: Any = leaf.detach().cpu() if leaf.is_floating_point() and leaf.numel() < 10**6 else None
-        else:
-            value = leaf if isinstance(leaf, float) else None
-        if value is None:
-            return
-        if part.lot > 0 and name not in self._constants:  # there was none for the first lot: it came of something
-            self.untried["inputs"] = INPUTS
-        known = self._constants.setdefault(name, value)
-        same = torch.equal(known, value) if isinstance(known, Tensor) and isinstance(value, Tensor) else known == value
-        if not same:
-            self.untried["inputs"] = INPUTS
-
-    def _glance(self, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
-        """Between trials: where the model was given the batch's own tensors, it still is."""
-        if not self._same_inputs or "inputs" in self.untried:
-            return
-        memory = _memory(take_apart(part.batch, part.count).leaves)
-        for given in (*args, *kwargs.values()):
-            rows = isinstance(given, Tensor) and dimension(given, part.count, self._dimensions) is not None
-            if memory and rows and _address(given) not in memory and not self._handed_on.knows(given):
-                self.untried["inputs"] = INPUTS
-
     def after_call(self, output: Any, part: Part) -> None:
         """Remember what an outermost call returned: it must not come back with a later lot."""
         if backward_pass() != -1:
-            return  # checkpointing runs it again
-        self._handed_on.note(output, _place(part))
-        if part.lot == 0:
-            self._attributes = State(self._capture.module)
+            return  # checkpointing runs the module again
+        self._inputs.note_returned(output, part)
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if self.loss_due(self, part):
             self._outputs = [*self._outputs, *(leaf for leaf in leaves if leaf.requires_grad)][-8:]
@@ -246,40 +166,40 @@ class Trial:
             if leaf.ndim == 0 and leaf.requires_grad:
                 leaf.register_hook(lambda _: setattr(self, "_own_loss", part))  # type: ignore[no-untyped-call]
 
-    def loss_tried(self, part: Part) -> bool:
-        """Whether a part of the scalar that was differentiated for `part` was tried: a module's own loss, or criterion.
-
-        What the loop added to it cannot be seen.
-        """
-        return self._own_loss is part or (self._criterion is not None and self._criterion.used is part)
-
     def handed_out(self) -> None:
-        """Another microbatch is out, or this one was stepped on: what was returned for it is no longer of interest."""
+        """Another microbatch was handed out, or this one was stepped on: forget what was returned for it."""
         self._outputs = []
 
-    def _attempts(self, part: Part) -> Attempts:
-        return Attempts(self._capture, self._dimensions, self._mean, self._stage(part.lot), self._largest)
+    def _read(self, value: Any, part: Part) -> Arguments:
+        return Arguments.read(value, part.count, self._dimensions)
 
-    def _read_and_try(self, module: nn.Module, parts: Parts, dims: Sequence[int | None], part: Part) -> bool:
-        """Try the module as its arguments may be read: a length may be the number of examples by chance."""
-        attempts = self._attempts(part)
-        public = self._public_arguments(parts, dims, part)
-        if public is not None and self._public is not None:
+    def _cascade(self, part: Part) -> Cascade:
+        return Cascade(self._capture, self._dimensions, self._mean, self._schedule.stage(part.lot), self._largest)
+
+    def _public_arguments(self, arguments: Arguments, part: Part) -> Arguments | None:
+        """The same arguments made of public examples, where the user gave some and that is possible."""
+        if self._public is None:
+            return None
+        return self._public.arguments(arguments, take_apart(part.batch, part.count))
+
+    def _try_module(self, module: nn.Module, arguments: Arguments, part: Part) -> bool:
+        """Try the module in each way that its arguments may be read: a length may be the number of rows by chance."""
+        cascade = self._cascade(part)
+        public = self._public_arguments(arguments, part)
+        if public is not None:
             with suppress(*_NOT_RUN):  # private rows serve where public ones cannot be run
-                return attempts.of_module(module, public, dims, self._public.count, schema_first=False)
+                return cascade.of_module(module, public, synthetic_first=False)
 
-        def attempt(read: Sequence[int | None]) -> bool:
-            return attempts.of_module(module, parts, read, part.count, schema_first=self._public is None)
+        def attempt(dims: Sequence[int | None]) -> bool:
+            read = replace(arguments, dims=list(dims))
+            return cascade.of_module(module, read, synthetic_first=self._public is None)
 
         try:
-            return attempt(dims)
+            return attempt(arguments.dims)
         except UnsupportedModuleError:
             # Sequences of as many steps as there are examples, [n, T, ...] or [T, n, ...]?
-            turned = [
-                0 if dim == 1 and leaf.shape[0] == part.count else dim
-                for leaf, dim in zip(parts.leaves, dims, strict=True)
-            ]
-            if turned == list(dims):
+            turned = [0 if dim == 1 and leaf.shape[0] == part.count else dim for leaf, dim in arguments.pairs()]
+            if turned == arguments.dims:
                 raise
             return attempt(turned)
         except PrivacyError:
@@ -287,47 +207,28 @@ class Trial:
         except Exception as error:
             if out_of_memory(error):
                 raise
-            for read in self._other_readings(parts, dims, part.count):
+            for dims in _other_readings(arguments):
                 with suppress(RuntimeError, ValueError, IndexError, TypeError):
-                    return attempt(read)
+                    return attempt(dims)
             raise UnsupportedModuleError(UNRUN.format(self._capture.module_name(module))) from None
 
-    def _public_arguments(self, parts: Parts, dims: Sequence[int | None], part: Part) -> Parts | None:
-        """What public examples make of these arguments, where the user gave some."""
-        if self._public is None:
-            return None
-        return self._public.arguments(parts, dims, take_apart(part.batch, part.count))
+    def _refuse_padding(self, module: nn.Module, arguments: Arguments, part: Part) -> None:
+        """Refuse the module where an example's result changes with the length of others."""
+        given = self._padded(arguments, part)
+        if given is not None and not refuse_padding(
+            TrialRuns(self._capture, module, arguments), given, self._dimensions
+        ):
+            self.untried["padding"] = UNTRIED
 
-    def _other_readings(self, parts: Parts, dims: Sequence[int | None], count: int) -> list[list[int | None]]:
-        """Hidden states are [layers, n, ...] whatever comes first elsewhere; a mask of [T, T] is the same for all."""
-        inner = [
-            1 if dim is None and isinstance(leaf, Tensor) and leaf.ndim > 2 and leaf.shape[1] == count else dim
-            for leaf, dim in zip(parts.leaves, dims, strict=True)
-        ]
-        readings = [] if inner == list(dims) else [inner]
-        if sum(dim is not None for dim in dims) > 1:
-            readings += [
-                [None if i == place else d for i, d in enumerate(dims)]
-                for place, dim in enumerate(dims)
-                if dim is not None
-            ]
-        return readings
+    # ---- the collate function ------------------------------------------------------------------------------------
 
-    def _unseen(self, module: nn.Module, parts: Parts) -> str:
-        name = self._capture.module_name(module)
-        if parts.unknown:
-            return UNKNOWN.format(name, ", ".join(parts.unknown))
-        return NO_ROWS.format(name)
-
-    # ---- collate -------------------------------------------------------------------------------------------------
-
-    def _padded(self, parts: Parts, dims: Sequence[int | None], part: Part) -> Padded | None:
-        """What to put in the place of a batch to see whether its padding matters, if it has any."""
+    def _padded(self, arguments: Arguments, part: Part) -> Padded | None:
+        """Arguments in which one item is longer; None where the collate function pads nothing, or cannot be tried."""
         made = self._recollated(part)
         if made is None:
             return None
         try:
-            return padded(parts, dims, take_apart(part.batch, part.count), made)
+            return padded(arguments, take_apart(part.batch, part.count), made)
         except Unmatched:
             self.untried["padding"] = UNTRIED
             return None
@@ -338,13 +239,14 @@ class Trial:
             raise ConfigurationError(self._collate_refused)
         if self._collate is None or self._collate is default_collate or self._dataset is None or len(part.indices) < 2:
             return None
-        if self._collated is None or self._collated[0] < self._stage(part.lot):
+        stage = self._schedule.stage(part.lot)
+        if self._collated is None or self._collated[0] < stage:
             try:
                 with seeded(0):
                     known = None if self._public is None else self._public.items[:5]
                     items = fetched(self._dataset, list(part.indices)[:5]) if known is None else known
                 trial = CollateTrial(self._collate, items, self._dimensions)
-                self._collated = self._stage(part.lot), trial.recollated()
+                self._collated = stage, trial.recollated()
             except ConfigurationError as error:
                 self._collate_refused = str(error)
                 raise
@@ -353,66 +255,44 @@ class Trial:
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
-    def loss_due(self, loss: object, part: Part) -> bool:
-        """Whether a loss (for losses [n] of the loop: the trial itself) is to be tried on this part."""
-        return part.count > 1 and self._stages.get(self._key(loss, part), 0) < self._stage(part.lot)
-
-    def _key(self, tried: object, part: Part) -> tuple[int, tuple[bool, ...], int]:
-        """What is tried, in which mode, and whether it comes after another part of its lot."""
-        return id(tried), self._modes(), min(_place(part)[1], 1)
-
     def of_loss(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
-        """Try `loss(*batch)`, a loss for each example or their plain mean (or sum), with all that it calls."""
-        key = self._key(loss, part)
-        self._losses[key[0]] = loss  # alive, so that no other is taken for it
-        self._raise_again(key[0])
+        """Try `loss(*batch)`, a loss for each example or their plain mean (or sum), with all modules that it calls."""
+        self._losses[id(loss)] = loss
+        self._raise_again(loss)
         if not self.loss_due(loss, part):
             return
-        try:
-            with full_precision(), generators_kept():
-                covered = self._try_loss(loss, batch, part)
-        except PrivacyError as error:
-            raise self._remembered(key[0], error) from error.__cause__
-        self._stages[key] = self._stage(part.lot)
+        key = self._schedule.key(loss, part)
+        with self._trying(loss):
+            covered = self._try_loss(loss, batch, part)
+        self._schedule.passed(key, part.lot)
         self._covered = part.lot if covered else None
 
     def _try_loss(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> bool:
         """Refuse a loss that mixes examples. Whether the modules that it calls were tried with it."""
-        parts = take_apart(batch, part.count)
-        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
-        if parts.unknown or all(dim is None for dim in dims):
+        arguments = self._read(batch, part)
+        if arguments.parts.unknown or not arguments.has_rows:
             raise TrainingLoopError(NO_BATCH)
-        lengths, attempts = self._padded(parts, dims, part), self._attempts(part)
-        self._note_inputs(parts, dims, part)
-        public = self._public_arguments(parts, dims, part)
-        if public is not None and self._public is not None:
+        lengths, cascade = self._padded(arguments, part), self._cascade(part)
+        self._inputs.compare(arguments, part)
+        public = self._public_arguments(arguments, part)
+        if public is not None:
             with suppress(*_NOT_RUN):
-                return attempts.of_loss(loss, public, dims, self._public.count, lengths, schema_first=False)
-        return attempts.of_loss(loss, parts, dims, part.count, lengths, schema_first=self._public is None)
+                return cascade.of_loss(loss, public, lengths, synthetic_first=False)
+        return cascade.of_loss(loss, arguments, lengths, synthetic_first=self._public is None)
 
     def before_recording(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
-        """Try once more what is about to be recorded, on all rows of the batch: Python does not run after that."""
+        """Try the loss on the whole batch, just before a CUDA graph is recorded: replays run no Python code."""
         self.postponed = False
-        parts = take_apart(batch, part.count)
-        dims = [dimension(leaf, part.count, self._dimensions) for leaf in parts.leaves]
-        if part.count < 2 or all(dim is None for dim in dims):
+        arguments = self._read(batch, part)
+        if part.count < 2 or not arguments.has_rows:
             return  # nothing to mix, or nothing that could be recorded
-        public = self._public_arguments(parts, dims, part)
-        count = part.count if public is None or self._public is None else self._public.count
-        try:
-            with full_precision(), generators_kept():
-                self._attempts(part).recorded(loss, parts if public is None else public, dims, count)
-        except PrivacyError as error:
-            raise self._remembered(id(loss), error) from error.__cause__
-        modes = self._modes()
-        for key in self._stages:
-            if key[1] == modes:
-                self._stages[key] = max(self._stages[key], self._stage(part.lot))
+        with self._trying(loss):
+            self._cascade(part).recorded(loss, self._public_arguments(arguments, part) or arguments)
+        self._schedule.all_passed(part.lot)
 
     def of_rows(self, losses: Tensor, part: Part) -> None:
-        """Try losses [n] of a pass that has run: the gradient of each may reach its own example alone."""
-        key = self._key(self, part)
-        self._raise_again(key[0])
+        """Try losses [n] of a forward pass that has run: the gradient of each may reach its own example only."""
+        self._raise_again(self)
         if self._capture.recorded:  # a second backward pass of this batch, which is not tried
             self.untried["loss"] = LOSSES
             return
@@ -420,12 +300,10 @@ class Trial:
             return
         if losses.shape != (part.count,):
             raise TrainingLoopError("backward needs a loss for each example of the batch: a tensor of shape [n]")
-        try:
-            with full_precision(), generators_kept():
-                refuse_crossing_rows(self._capture, losses)
-        except PrivacyError as error:
-            raise self._remembered(key[0], error) from error.__cause__
-        self._stages[key] = self._stage(part.lot)
+        key = self._schedule.key(self, part)
+        with self._trying(self):
+            refuse_crossing_rows(self._capture, losses)
+        self._schedule.passed(key, part.lot)
         outputs, self._outputs = self._outputs, []
         leaves = [leaf for leaf in take_apart(part.batch, part.count).leaves if isinstance(leaf, Tensor)]
         if not recognised(losses, outputs, leaves):
@@ -433,40 +311,58 @@ class Trial:
 
     def of_criterion(self, criterion: Callable[..., Tensor]) -> WatchedCriterion:
         """Try a criterion on made-up outputs, and on the shapes of its calls if it is a module."""
-        self._criterion = watch_criterion(
-            self._capture, criterion, "mean" if self._mean else "sum", self._criterion_due
+        self._criterion = WatchedCriterion(
+            self._capture,
+            criterion,
+            "mean" if self._mean else "sum",
+            due=lambda: self.due(getattr(self._capture.tag, "lot", 0)),
+            on_refusal=lambda text: self.on_refusal(text),
         )
-        self._criterion.on_refusal = lambda text: self.on_refusal(text)
         return self._criterion
 
-    def _criterion_due(self) -> bool:
-        return self.due(getattr(self._capture.tag, "lot", 0))
+    def loss_tried(self, part: Part) -> bool:
+        """Whether a part of the scalar that was differentiated for `part` was tried: a module's own loss, or criterion.
 
-    # ---- refused once, refused always -----------------------------------------------------------------------------
+        What the loop added to it cannot be seen.
+        """
+        return self._own_loss is part or (self._criterion is not None and self._criterion.used is part)
 
-    def _raise_again(self, key: int) -> None:
-        """Another batch may hide what one showed."""
-        error = self._refused.get(key)
+    # ---- refused once, refused always ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _trying(self, tried: object) -> Iterator[None]:
+        """Run a trial in full precision, with the user's generators restored; remember a refusal.
+
+        With fewer bits another number of rows may well be another result.
+        """
+        try:
+            with full_precision(), generators_kept():
+                yield
+        except PrivacyError as error:
+            raise self._remembered(tried, error) from error.__cause__
+
+    def _raise_again(self, tried: object) -> None:
+        """Raise an earlier refusal: another batch may not show what one showed."""
+        error = self._refused.get(id(tried))
         if error is not None:
             raise type(error)(str(error))
 
-    def _remembered(self, key: int, error: PrivacyError) -> PrivacyError:
-        self._refused[key] = error
+    def _remembered(self, tried: object, error: PrivacyError) -> PrivacyError:
+        self._refused[id(tried)] = error
         self.on_refusal(str(error))
         return error
 
 
-def _place(part: Part) -> tuple[int, int]:
-    return part.lot, getattr(part, "index", 0)
-
-
-def _same_values(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
-
-
-def _address(tensor: Tensor) -> tuple[int, int]:
-    return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
-
-
-def _memory(leaves: Sequence[Any]) -> set[tuple[int, int]]:
-    return {_address(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+def _other_readings(arguments: Arguments) -> list[list[int | None]]:
+    """Other dimensions that may hold the examples: hidden states are [layers, n, ...], a mask [T, T] has no rows."""
+    dims = arguments.dims
+    inner = [
+        1 if dim is None and isinstance(leaf, Tensor) and leaf.ndim > 2 and leaf.shape[1] == arguments.count else dim
+        for leaf, dim in arguments.pairs()
+    ]
+    readings = [] if inner == dims else [inner]
+    if sum(dim is not None for dim in dims) > 1:
+        readings += [
+            [None if i == place else d for i, d in enumerate(dims)] for place, dim in enumerate(dims) if dim is not None
+        ]
+    return readings

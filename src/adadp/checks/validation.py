@@ -1,7 +1,6 @@
-"""Whether a model, a loss and a loop keep examples apart. What does not is refused before anything is released.
+"""Checks that need no data: which modules and optimizers cannot be trained privately, and a repair (`fix`).
 
-Some of it can be read off the modules (`problems`), and mended (`fix`): that is here. The rest is tried out while a
-model trains (`adadp.checks`): examples are taken away and replaced, and nothing may change for the others.
+What cannot be read off the modules is tried out while the model trains (`adadp.checks.trial`).
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from adadp.checks.criterion import check_criterion
-from adadp.checks.independence import IndependenceCheck
 from adadp.errors import ConfigurationError, UnsupportedModuleError
 
 _REPARAMETRIZING = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
 def problems(module: nn.Module) -> list[str]:
-    """What stands in the way of training `module` privately, each with the module's name and the way out."""
+    """Why `module` cannot be trained privately: a sentence for each cause, with the module's name and the way out."""
     found = []
     for name, part in module.named_modules():
         here = f"{name or 'the model'} ({type(part).__name__})"
@@ -71,8 +69,8 @@ def check_module(module: nn.Module) -> None:
 def fix(module: nn.Module) -> nn.Module:
     """A copy of the model in which cross-example layers are replaced: BatchNorm by GroupNorm of up to 32 groups.
 
-    BatchNorm1d may stand on plain features, where a group of one channel would leave nothing of it: its groups have
-    eight channels or more. The new layers have affine parameters where the old had; their values are fresh. Build the
+    BatchNorm1d may normalise plain features, where a group of one channel would always give 0: its groups have eight
+    channels or more. The new layers have affine parameters where the old ones had, with initial values. Build the
     optimizer afterwards.
     """
     fixed = copy.deepcopy(module)
@@ -106,7 +104,7 @@ def _replacement(part: nn.Module) -> nn.Module | None:
 
 
 def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer must hold exactly the trainable parameters of the module, and ask for one gradient a step."""
+    """Raise unless the optimizer holds exactly the module's trainable parameters and needs one gradient a step."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigurationError(
             "LBFGS evaluates the loss several times a step, each of them a release: use SGD or Adam"
@@ -132,12 +130,12 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given, itself where it was given none.
+    """The module inside a compiled one; `module` itself where it is not compiled.
 
-    What was compiled before the engine's hooks were on would run without them, so all of it is compiled anew: a
-    function that calls a part of the module may be compiled too, and nothing about the module shows that.
+    Code that was compiled before the engine's hooks were attached would run without them, so all compiled code is
+    discarded and compiled again: also functions that call a part of the module, which the module does not show.
     """
-    if "torch._dynamo" in sys.modules:  # what compiles: not there where nothing was compiled yet
+    if "torch._dynamo" in sys.modules:  # not imported where nothing was compiled yet
         torch.compiler.reset()
     inner = getattr(module, "_orig_mod", module) if type(module).__name__ == "OptimizedModule" else module
     assert isinstance(inner, nn.Module)
@@ -145,7 +143,6 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 
 __all__ = [
-    "IndependenceCheck",
     "check_criterion",
     "check_module",
     "check_optimizer",

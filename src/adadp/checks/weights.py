@@ -1,4 +1,4 @@
-"""The weights that are trained are those that were made private, and gradients reach them through the module alone."""
+"""Checks that the trained weights are those made private, and that gradients reach them only through the module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Weights:
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._module = module
-        # Flat lists of identities: compared at every step, so nothing is walked that need not be.
+        # Flat lists of ids: they are compared at every step, which must be fast.
         held: list[dict[str, Any]] = []
         for part in module.modules():
             held += [part._modules, part._parameters]
@@ -41,7 +41,7 @@ class Weights:
             _watch(parameter, name, self._reached)
 
     def note_groups(self, optimizer: Optimizer) -> None:
-        """Take the optimizer's groups as they are: it steps on the same tensors as before."""
+        """Accept the optimizer's parameter groups as they are now."""
         self._optimizer = optimizer
         self._stepped = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -62,17 +62,17 @@ class Weights:
             )
 
     def settle(self) -> None:
-        """Take all values as they are: they were changed by the optimizer, or by the module itself."""
+        """Accept all values as they are now: the optimizer or the module itself changed them."""
         self._versions = [value._version for value in self._values]
 
     def touched(self) -> bool:
-        """Whether weights or buffers were changed since, by the loop that is: a copy of the data needs no noise."""
+        """Whether the loop changed weights or buffers since `settle`: it could write private data into them."""
         return [value._version for value in self._values] != self._versions
 
     def take_reached(self) -> str:
-        """Name the parameters that a gradient reached from outside the module's calls since the last time; "" if none.
+        """Parameters that a gradient reached outside the module's calls since the last time, in words; "" if none.
 
-        Autograd accumulates into the parameters themselves only there: in the module's calls they are replaced.
+        Inside the module's calls parameters are replaced, so autograd accumulates into them only from outside.
         """
         names = list(self._reached)
         self._reached.clear()
@@ -92,7 +92,7 @@ def _identities(entries: dict[str, Any]) -> list[int]:
 
 
 def taken(module: nn.Module) -> str | None:
-    """The name of a part of `module` that belongs to another private model, None if there is none."""
+    """The name of a submodule that belongs to another private model; None if there is none."""
     for name, part in module.named_modules():
         if _capture_of(part) is not None:
             return name or type(part).__name__
@@ -136,7 +136,7 @@ def trained_before(module: nn.Module, optimizer: Optimizer) -> bool:
 
 
 def foreign_leaves(losses: Tensor, capture: Capture) -> str:
-    """Parameters outside the watched module's calls that a graph leads to, in words; "" if there are none."""
+    """A parameter that the graph of `losses` reaches outside the module's calls, in words; "" if there is none."""
     names = {id(parameter): name for name, parameter in capture.module.named_parameters()}
     seen: set[Any] = set()
     waiting = [losses.grad_fn]
@@ -145,7 +145,7 @@ def foreign_leaves(losses: Tensor, capture: Capture) -> str:
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)  # what AccumulateGrad adds to
+        leaf = getattr(node, "variable", None)  # of an AccumulateGrad node
         if isinstance(leaf, nn.Parameter):
             shape = list(leaf.shape)
             return f"the module's own {names[id(leaf)]}" if id(leaf) in names else f"a parameter of shape {shape}"

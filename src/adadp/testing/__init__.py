@@ -1,9 +1,13 @@
-"""Test your own training loop: what one example does to what is released, the noise, the lots, the number.
+"""Tests of your own training loop, to find loops whose printed epsilon is false. A test that passes proves nothing.
 
     from adadp.testing import influence
     print(influence(train, dataset))  # train(dataset) is your own function
 
-A test that passes proves nothing: it is there to find loops whose printed epsilon is false.
+- `influence` (`lockstep`, `world`): how far one example moves a release. The function is run without the example and
+  with it, in lockstep: `keyed_loader` and `keyed_draws` make all random numbers the same, `changed_dataset` and
+  `awkward_examples` make the data, `fingerprints` compares weights, and `effects` holds the results.
+- `noise`, `processes`, `inclusion` (`statistics`): whether noise and lots are drawn as is charged for.
+- `spending` (`printed_epsilon`): whether a printed epsilon covers all that was released.
 """
 
 from __future__ import annotations
@@ -12,18 +16,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adadp.testing.books import Spending, spending
+    from adadp.testing.effects import Effect, Influence
     from adadp.testing.lockstep import influence
-    from adadp.testing.result import Effect, Influence
+    from adadp.testing.printed_epsilon import Spending, spending
     from adadp.testing.statistics import Tested, inclusion, noise, processes
 
-# Imported when first used: pytest loads the plugin of this package in every project that adadp is installed for.
+# Imported when first used: pytest imports this package, for its plugin, in every project in which adadp is installed.
 _HOME_OF = {
     "influence": "lockstep",
-    "Effect": "result",
-    "Influence": "result",
-    "Spending": "books",
-    "spending": "books",
+    "Effect": "effects",
+    "Influence": "effects",
+    "Spending": "printed_epsilon",
+    "spending": "printed_epsilon",
     "Tested": "statistics",
     "inclusion": "statistics",
     "noise": "statistics",

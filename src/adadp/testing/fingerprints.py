@@ -1,4 +1,4 @@
-"""Fingerprints of weights: whether two worlds have the same ones, without keeping both."""
+"""Fingerprints of tensors: whether two worlds have the same weights, without keeping both."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 ALIKE = 1e-5
-"""Relative: what rounding may do to equal work."""
+"""Relative difference that rounding may cause in equal computations."""
 
 LENGTHS_ALIKE = 1e-2
-"""Relative: what rounding may do to the length of one gradient where there is one example more, in half precision."""
+"""Relative difference of a gradient's norm that rounding may cause with one more row, in half precision."""
 
 
-def named(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    """Everything that a module's state holds."""
+def named_state(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """A module's parameters and buffers."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 
@@ -27,8 +27,8 @@ def _weights(count: int) -> Tensor:
     return torch.cos(torch.arange(count, dtype=torch.float64))
 
 
-def prints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[float, ...]]:
-    """A fingerprint of each tensor: its sum, a weighted one and that of absolute values, whatever its size."""
+def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[float, ...]]:
+    """A fingerprint of each tensor: the sum, a weighted sum, and the sum of absolute values."""
     found: dict[str, tuple[float, ...]] = {}
     for name, tensor in tensors:
         flat = tensor.detach().double().cpu().flatten()
@@ -36,8 +36,8 @@ def prints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[float, ...]
     return found
 
 
-def unlike(one: Mapping[str, tuple[float, ...]], other: Mapping[str, tuple[float, ...]]) -> str:
-    """The name of a tensor that differs; "" if none does."""
+def differing(one: Mapping[str, tuple[float, ...]], other: Mapping[str, tuple[float, ...]]) -> str:
+    """The name of a tensor whose fingerprints differ; "" if none do."""
     for name in [*one, *other]:
         first, second = one.get(name), other.get(name)
         if first is None or second is None:
@@ -51,9 +51,9 @@ def unlike(one: Mapping[str, tuple[float, ...]], other: Mapping[str, tuple[float
 
 
 def unmatched(one: Sequence[float], other: Sequence[float], least: float) -> int:
-    """How many of the numbers in `one` have none of their size in `other`. Both in order; each counts once.
+    """How many numbers of `one` have no partner of the same size in `other`. Both are sorted; each is used once.
 
-    What differs by less than `least` is the same.
+    Numbers are the same where they differ by less than `LENGTHS_ALIKE`, relative, plus `least`.
     """
     place, missing = 0, 0
     for value in one:
@@ -67,4 +67,4 @@ def unmatched(one: Sequence[float], other: Sequence[float], least: float) -> int
     return missing
 
 
-__all__ = ["ALIKE", "named", "prints", "unlike", "unmatched"]
+__all__ = ["ALIKE", "differing", "fingerprints", "named_state", "unmatched"]

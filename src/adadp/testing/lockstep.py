@@ -1,22 +1,22 @@
-"""The effect of one example on every release of a user's own loop: two worlds in lockstep."""
+"""`influence`: the effect of one example on every release of a user's own loop, by two worlds in lockstep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp.mechanism.observation import watching
-from adadp.testing.books import unobserved
-from adadp.testing.held import Change, held, items_of
-from adadp.testing.made import Example, Surroundings, made, surroundings
-from adadp.testing.result import ROUNDING, Effect, Influence
-from adadp.testing.world import LOTS, World
+from adadp.testing.awkward_examples import Example, Surroundings, awkward_examples, surroundings
+from adadp.testing.changed_dataset import Change, items_of, with_changes
+from adadp.testing.effects import ROUNDING, Effect, Influence
+from adadp.testing.printed_epsilon import unobserved
+from adadp.testing.watching import LOTS, RELEASED_NOTHING, Train
+from adadp.testing.world import World
 
-Train = Callable[[Any], Any]
-
-_HELD_OUT = ("ordinary", "other class", "large", "not a number", "long")  # made examples to try in no lot at all
+#: Awkward examples that are also tried in the place of an item that is in no lot.
+_HELD_OUT = ("ordinary", "other class", "large", "not a number", "long")
 
 
 def influence(
@@ -31,20 +31,20 @@ def influence(
 ) -> Influence:
     """Run `train(dataset)` with and without one example, in lockstep, and say how far a release moves.
 
-    The engine's own lots, noise and the loop's randomness are replaced by keyed ones, the same in both worlds; N, q and
-    the number of steps are. The world without the example comes first, and the other one is given its releases. Nothing
-    is charged to a ledger's file, and the guarantee of every run inside is none.
+    Lots, noise and the loop's random numbers are replaced by keyed ones. They are the same in both worlds, and so are
+    N, q and the number of steps. The world without the example runs first, and the other one is given its releases.
+    Nothing is written to a ledger's file, and the guarantee of every run inside is none.
 
     Args:
         train: the user's own function. It makes model, engine, DataLoader(dataset, ...) and loop inside, and is called
             several times; when `lots` lots were released it is left by an exception.
         dataset: map-style. It is given to `train` with one item replaced.
-        examples: "made" (all that can be made from the form of the items), names of made ones, indices of the
-            dataset, or items; or a list of these.
+        examples: "made" (all awkward examples that can be made from the structure of the items), names of such
+            examples, indices of the dataset, or items; or a list of these.
         among: which other examples: "own" (the dataset's), "alike" (all the same), "alike but one", "corrupt" (some
             beside it are NaN). All of them unless given.
-        lots: how many lots each world runs. Some do not hold the example: nothing of it may be seen there. Others have
-            a clipping bound near the length of a typical gradient, where a fault shows most.
+        lots: how many lots each world runs. Some do not hold the example, which must have no effect on them. Others
+            have a clipping bound near the norm of a typical gradient, where a fault shows most.
         key: of all draws; another one gives other lots.
         delta: at which the epsilon is computed that the engine would print.
 
@@ -52,7 +52,7 @@ def influence(
         The largest effect, and that of every example. A pass proves nothing.
 
     Raises:
-        ConfigurationError: there is nothing to compare, or an argument has no meaning.
+        ConfigurationError: there is nothing to compare, or an argument is invalid.
 
     """
     if watching():
@@ -85,10 +85,10 @@ def influence(
 
 def _chosen(examples: Any, dataset: Any) -> list[Example]:
     asked = examples if isinstance(examples, list) else [examples]
-    ready = {each.name: each for each in made(dataset)}
+    ready = {each.name: each for each in awkward_examples(dataset)}
     chosen: list[Example] = []
     for each in asked:
-        if each == "made" if isinstance(each, str) else False:
+        if isinstance(each, str) and each == "made":
             chosen += ready.values()
         elif isinstance(each, str):
             if each not in ready:
@@ -107,7 +107,7 @@ def _chosen(examples: Any, dataset: Any) -> list[Example]:
 
 
 class _Comparison:
-    """First worlds, kept, and second worlds compared with them."""
+    """Keeps first worlds, and compares second worlds with them."""
 
     def __init__(self, train: Train, dataset: Any, lots: int, key: int) -> None:
         self._train, self._dataset, self._lots, self._key = train, dataset, lots, key
@@ -117,7 +117,7 @@ class _Comparison:
         self.unrepeatable = ""
 
     def effect(self, example: Example, where: Surroundings) -> Effect:
-        """What the example does to the releases."""
+        """The effect of an example on the releases."""
         name = example.name if where.name == "own" else f"{example.name} (others {where.name})"
         target = self._target if example.index is None else example.index
         first = self._without(target, where, anywhere=example.index is None)
@@ -131,7 +131,8 @@ class _Comparison:
         change = where.change(target)
         try:
             world.run(
-                self._train, held(self._dataset, Change({**change.items, target: example.item}, change.all_others))
+                self._train,
+                with_changes(self._dataset, Change({**change.items, target: example.item}, change.all_others)),
             )
         except PrivacyError as error:
             return Effect(name, refused=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
@@ -142,7 +143,7 @@ class _Comparison:
         return replace(world.worst, example=name, lots=world.seen, mixed=mixed)
 
     def held_out(self) -> int | None:
-        """An item that is in no lot: what is done with it (a validation loss that decides) must change nothing."""
+        """An item that is in no lot: it may have no effect at all (by a validation loss that decides, for instance)."""
         if self.last is None:
             return None
         held = {item for run in self.last.runs for item in items_of(run.loader.dataset, len(self._dataset))}
@@ -153,9 +154,10 @@ class _Comparison:
         return World(target, key=self._key, lots=self._lots, always=always, **rest)
 
     def _without(self, target: int, where: Surroundings, anywhere: bool = True) -> World | Effect:
-        """The world without the example, at whose place another one stands that is in no lot.
+        """The first world: at the target's index is another item, and no lot holds it.
 
-        Where the target is in no lot anyway, the world of one that is, if it may be `anywhere`.
+        Where the loop does not train on the target anyway, and the target may be `anywhere`: the first world of an item
+        that it does train on.
         """
         known = self._first.get((where.name, target, anywhere))
         if known is None:
@@ -169,17 +171,13 @@ class _Comparison:
 
         def run(earlier: World | None) -> World:
             world = self._world(target, where, earlier=earlier)
-            world.run(self._train, held(self._dataset, Change(items, change.all_others)))
+            world.run(self._train, with_changes(self._dataset, Change(items, change.all_others)))
             return world
 
         try:
             world = run(None)
             if not world.runs or not world.seen:
-                return Effect(
-                    "",
-                    skipped=True,
-                    error="the function released nothing: it has to make a model private, and to train it",
-                )
+                return Effect("", skipped=True, error=RELEASED_NOTHING)
             if anywhere and not any(run.places for run in world.runs):
                 return self._elsewhere(target, world, where)
             if not self._first and (again := run(world)).worst.value > ROUNDING:
@@ -243,7 +241,7 @@ def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Inf
 
 
 def _printed(world: World, delta: float) -> tuple[float | None, tuple[str, ...]]:
-    """The largest epsilon that an engine would have printed for the world's lots, had nobody watched; or why none."""
+    """The largest epsilon that an engine would print for the world's lots if it were not watched; or why none."""
     said = [unobserved(ledger, delta) for ledger in {id(run.ledger): run.ledger for run in world.runs}.values()]
     reasons = tuple(dict.fromkeys(reason for guarantee in said for reason in guarantee.reasons))
     if reasons:

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, found by entry point. Nothing of adadp is imported until one is used."""
+"""Fixtures for pytest, found by entry point. adadp itself is imported only when one is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def adadp_influence() -> Callable[..., Any]:
-    """`adadp.testing.influence`, which fails the test where the loop is not as it should be.
+    """`adadp.testing.influence`, as a check that fails the test unless the verdict is "within".
 
         def test_my_loop(adadp_influence):
             adadp_influence(train, dataset)

@@ -1,15 +1,14 @@
-"""Tests of what a loop draws: the noise's variance and independence, and how often examples are in lots.
+"""Statistical tests of what a loop draws: the noise's variance and independence, and how often examples are in lots.
 
-Each is a test of a hypothesis with a threshold of one in a million, so that a whole suite of them is quiet where all is
-well. A test that is passed proves nothing.
+Each is a hypothesis test at level 1e-6, so that a whole suite of them has no false alarms. A test that passes proves
+nothing.
 """
 
 from __future__ import annotations
 
 import math
 import multiprocessing
-import warnings
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,24 +16,30 @@ import numpy as np
 import torch
 from scipy import stats
 
-from adadp.errors import ConfigurationError, NoGuaranteeError, PrivacyError, UntriedWarning
-from adadp.mechanism.observation import Observer, Unnoised, watched_by
-from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
+from adadp.errors import ConfigurationError, NoGuaranteeError, PrivacyError
+from adadp.mechanism.observation import Observer, Unnoised
+from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.sums import NoisedSums
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
-from adadp.testing.world import LOTS, Enough
+from adadp.testing.watching import (
+    LOTS,
+    RELEASED_NOTHING,
+    EnoughLots,
+    Train,
+    on_hand_out,
+    quietly_watched_by,
+)
 
 THRESHOLD = 1e-6
 """The p-value below which a test fails."""
 
-Train = Callable[[Any], Any]
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class Tested:
-    """The p-values of some tests of one thing, by what each looks at. `details` says what was looked at."""
+    """The p-values of several tests of one property, by name. `details` says in words what was measured."""
 
     what: str
     p_values: dict[str, float]
@@ -42,12 +47,12 @@ class Tested:
 
     @property
     def p_value(self) -> float:
-        """The smallest, corrected for the number of tests."""
+        """The smallest p-value, corrected for the number of tests (Bonferroni)."""
         return min(1.0, min(self.p_values.values()) * len(self.p_values))
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found. It proves nothing."""
+        """Whether no test failed. That proves nothing."""
         return self.p_value >= THRESHOLD
 
     def __str__(self) -> str:
@@ -60,13 +65,13 @@ class Tested:
 
 
 def noise(train: Train, dataset: Any, *, runs: int = 2, lots: int = LOTS) -> Tested:
-    """Whether the noise of a loop has the variance that is charged for, and is drawn anew for each lot and run.
+    """Whether the noise of a loop has the variance that is charged for, and is independent between lots and runs.
 
     Args:
         train: the user's own function, called `runs` times as it is.
         dataset: what it is called with.
-        runs: how often. Two runs with the same noise differ by their data alone.
-        lots: releases to look at in each.
+        runs: how often. Noise that two runs share cancels in their difference.
+        lots: how many releases of each run are used.
 
     """
     drawn = [each for number in range(runs) for each in _drawn(train, dataset, lots, f"run {number}")]
@@ -87,7 +92,7 @@ def processes(train: Train, dataset: Any, *, processes: int = 2, lots: int = LOT
         raise ConfigurationError("this system does not fork: processes that are spawned draw their own entropy")
     context = multiprocessing.get_context("fork")
     drawn: list[_Drawn] = []
-    for number in range(processes):  # one after the other: what they carry is from before
+    for number in range(processes):  # one after the other: each starts from the same state of the parent
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=_in_child, args=(sender, train, dataset, lots, f"process {number}"))
         child.start()
@@ -117,7 +122,7 @@ def _in_child(sender: Any, train: Train, dataset: Any, lots: int, name: str) -> 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """The noise of one release, over the deviation that is charged for."""
+    """The noise of one release, divided by the standard deviation that is charged for."""
 
     name: str
     values: Numbers
@@ -127,20 +132,24 @@ def _drawn(train: Train, dataset: Any, lots: int, name: str) -> list[_Drawn]:
     watch = _NoiseWatch(lots, name)
     _run(train, dataset, watch)
     if not watch.drawn:
-        raise ConfigurationError("the function released nothing: it has to make a model private and train it")
+        raise ConfigurationError(RELEASED_NOTHING)
     return watch.drawn
 
 
 class _NoiseWatch(Observer):
-    """Notes the noise of every release. It changes nothing."""
+    """Notes the noise of every release."""
 
     def __init__(self, lots: int, name: str) -> None:
         self._lots, self._name = lots, name
         self.drawn: list[_Drawn] = []
 
     def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _NoiseWatch:
-        _end_after(loader, lambda: len(self.drawn) >= self._lots)
+        on_hand_out(loader, self._handed_out)
         return self
+
+    def _handed_out(self, microbatch: Microbatch) -> None:
+        if microbatch.index == 0 and len(self.drawn) >= self._lots:
+            raise EnoughLots
 
     def noised(self, release: Unnoised, noisy: NoisedSums) -> None:
         parts = []
@@ -185,12 +194,12 @@ def _unrelated(one: Numbers, other: Numbers) -> float:
 
 
 def inclusion(train: Train, dataset: Any, *, lots: int = 100) -> Tested:
-    """Whether examples are in lots as often as the rate q says, and in one lot whatever the last one held.
+    """Whether examples are in lots as often as the rate q says, independently of the lot before.
 
     Args:
         train: the user's own function; it has to run for `lots` lots.
         dataset: what it is called with.
-        lots: how many to look at. 100 lots at q = 0.1 find an example that is in twice as many as it should be.
+        lots: how many are counted. 100 lots at q = 0.1 find an example that is in twice as many as it should be.
 
     """
     watch = _LotWatch(lots)
@@ -229,40 +238,19 @@ class _LotWatch(Observer):
     def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _LotWatch:
         if self.loader is None:
             self.loader = loader
-            _end_after(loader, lambda: len(self.held) >= self._lots, self._note)
+            on_hand_out(loader, self._handed_out)
         return self
 
-    def _note(self, microbatch: Microbatch) -> None:
+    def _handed_out(self, microbatch: Microbatch) -> None:
+        if microbatch.index == 0 and len(self.held) >= self._lots:
+            raise EnoughLots
         self.held.setdefault(microbatch.lot, set()).update(microbatch.indices)
 
 
-# ---- running --------------------------------------------------------------------------------------------------------
-
-
-def _end_after(
-    loader: PrivateLoader, done: Callable[[], bool], note: Callable[[Microbatch], None] = lambda microbatch: None
-) -> None:
-    begin = loader.lots.on_hand_out
-
-    def handed_out(microbatch: Microbatch) -> None:
-        begin(microbatch)
-        if microbatch.index == 0 and done():
-            raise Enough
-        note(microbatch)
-
-    loader.lots.on_hand_out = handed_out
-
-
-def _run(train: Train, dataset: Any, watch: Any) -> None:
-    with warnings.catch_warnings(), watched_by(watch):
-        warnings.simplefilter("ignore", UntriedWarning)
-        warnings.simplefilter("ignore", BudgetWarning)
-        try:
-            train(dataset)
-        except Enough:
-            return
-        except NoGuaranteeError:
-            return  # the loop asked for an epsilon, which there is none of while it is watched
+def _run(train: Train, dataset: Any, watch: _NoiseWatch | _LotWatch) -> None:
+    # NoGuaranteeError: the loop asked for an epsilon, and there is none while it is watched.
+    with quietly_watched_by(watch), suppress(EnoughLots, NoGuaranteeError):
+        train(dataset)
 
 
 __all__ = ["THRESHOLD", "Tested", "inclusion", "noise", "processes"]

@@ -1,14 +1,12 @@
-"""One run of the user's training function under watch: a world with the example, or one without it.
+"""A world: one call of the user's training function under watch, with or without the example under test.
 
-The first world, without the example, decides what every lot releases. The second one is given the same releases, so
-that at each lot both have the same past, and what differs is what the example does to this lot.
+The first world, without the example, decides what every lot releases. The second world, with the example, is given the
+same releases, so that at each lot both have the same past, and what differs is the effect of the example on this lot.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,37 +19,32 @@ from adadp.accounting.events import Event, Neighbours, Uncovered
 from adadp.accounting.reading import ReadableLedger
 from adadp.clipping import Flat, Grouped
 from adadp.clipping.early import clamps_early
-from adadp.errors import NoGuaranteeError, UntriedWarning
-from adadp.mechanism.observation import Observer, Unnoised, watched_by
-from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
+from adadp.errors import NoGuaranteeError
+from adadp.mechanism.observation import Observer, Unnoised
+from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.sums import NoisedSums
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
-from adadp.testing.fingerprints import ALIKE, named, prints, unlike, unmatched
-from adadp.testing.held import places_of
-from adadp.testing.keyed import KeyedDraws, Rows, generators_kept, normal, seed_everything, seed_of
-from adadp.testing.lots import Collate, Items, LockstepLots
-from adadp.testing.result import ROUNDING, Effect
+from adadp.testing.changed_dataset import places_of
+from adadp.testing.effects import ROUNDING, Effect
+from adadp.testing.fingerprints import ALIKE, differing, fingerprints, named_state, unmatched
+from adadp.testing.keyed_draws import KeyedDraws, RowOwners, generators_kept, normal, seed_everything, seed_of
+from adadp.testing.keyed_loader import KeyedCollate, KeyedItems, KeyedLots
+from adadp.testing.watching import EnoughLots, Train, on_hand_out, quietly_watched_by
 
-LOTS = 8
-"""How many lots a world runs, unless told."""
-
-_OPEN = 2.0**20  # a bound so wide that nothing is clipped
-_ABSENT = (2, 5)  # of nine lots, those that do not hold the example: nothing of it may be seen there
-_WIDTHS = {3: 1.0, 4: 2.0, 6: 4.0, 7: 8.0}  # of nine lots, those with a bound of so many typical gradients
-
-
-class Enough(BaseException):
-    """Ends a training function when enough lots were seen. Not an Exception, so that no loop takes it for one."""
+_OPEN = 2.0**20  # factor on the clipping bound so that nothing is clipped
+# Lots are treated by their number modulo 9:
+_ABSENT = (2, 5)  # these do not hold the example, and 8 does not either: it must have no effect on them
+_WIDTHS = {3: 1.0, 4: 2.0, 6: 4.0, 7: 8.0}  # these have a clipping bound of so many typical gradient norms
 
 
-class _Differs(Enough):
-    """Ends the second world where it is not the first one any more."""
+class _Differs(EnoughLots):
+    """Ends the second world where it has differed from the first one."""
 
 
 @dataclass(frozen=True)
-class Released:
-    """A release of the first world: private data and public numbers."""
+class ReleaseEntry:
+    """A release: the sums before noise (private data), its noise scale, and fingerprints of the module's state."""
 
     run: int
     kind: str
@@ -61,13 +54,13 @@ class Released:
     stddev: dict[str, Any]
     sums: dict[str, Tensor]
     state: dict[str, tuple[float, ...]]
-    lengths: tuple[float, ...] = ()  # of every example's own gradient, in order of size; of a gradient only
+    lengths: tuple[float, ...] = ()  # of each example's gradient, sorted; only for releases of gradients
     given: dict[str, Tensor] = field(default_factory=dict)  # what was released
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """A step of any optimizer: what its parameters and rates were afterwards."""
+class StepEntry:
+    """A step of any optimizer: its learning rates, and fingerprints of its parameters afterwards."""
 
     optimizer: str
     rates: tuple[float, ...]
@@ -75,35 +68,39 @@ class Stepped:
 
 
 @dataclass
-class Run:
-    """A private run inside the training function."""
+class WatchedRun(Observer):
+    """A private run that the training function started."""
 
+    world: World
     number: int
     optimizer: PrivateOptimizer
     loader: PrivateLoader
     places: list[int]
     always: list[int]
-    bases: dict[int, float] = field(default_factory=dict)  # the loop's own bounds, by clipping
-    bounds: dict[int, float] = field(default_factory=dict)  # those of the lot that is out
-    typical: float | None = None  # the length of a gradient, from a lot in which nothing was clipped
+    bases: dict[int, float] = field(default_factory=dict)  # the loop's own clipping bounds, by id of the clipping
+    bounds: dict[int, float] = field(default_factory=dict)  # the bounds set for the current lot
+    typical: float | None = None  # mean norm of a gradient, from a lot in which nothing was clipped
     scales: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     lengths: dict[int, list[float]] = field(default_factory=dict)  # of gradients before they are clipped, by lot
-    readers: dict[int, set[int]] = field(default_factory=dict)  # by item of the function's dataset: the loader's
+    readers: dict[int, set[int]] = field(default_factory=dict)  # by item of the dataset: items of the loader
 
     @property
     def ledger(self) -> ReadableLedger:
-        """What the run is charged to."""
+        """The ledger that the run is charged to."""
         return self.optimizer._ledger
 
     @property
     def bound(self) -> float:
-        """What is promised of a release, in units of what one example adds."""
+        """By how much one example may move a release, in multiples of the clipping bound."""
         return 2.0 if self.loader.sampling.neighbours is Neighbours.REPLACE_ONE else 1.0
+
+    def noising(self, release: Unnoised) -> NoisedSums:
+        return self.world.noising(self, release)
 
 
 class World:
-    """Runs a training function once. With `earlier` it is the second world, compared with the first."""
+    """Runs a training function once. With `earlier` (the first world) it is the second one, and compared with it."""
 
     def __init__(
         self,
@@ -117,15 +114,15 @@ class World:
     ) -> None:
         self.always = always
         self.target, self.key, self.lots, self.inside, self.earlier = target, key, lots, inside, earlier
-        self.runs: list[Run] = []
-        self.entries: list[Released | Stepped] = []
+        self.runs: list[WatchedRun] = []
+        self.entries: list[ReleaseEntry | StepEntry] = []
         self.seen = 0  # releases of gradients
         self.worst = Effect("")
         self._squares: dict[tuple[int, int], float] = {}
         self.draws: KeyedDraws = KeyedDraws(None if earlier is None else earlier.draws)
         self.orders: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def run(self, train: Callable[[Any], Any], dataset: Any) -> None:
+    def run(self, train: Train, dataset: Any) -> None:
         """Call `train(dataset)` until enough lots were released, or it ends.
 
         Raises:
@@ -134,25 +131,23 @@ class World:
 
         """
         hook = register_optimizer_step_post_hook(self._optimizer_stepped)
-        with warnings.catch_warnings(), generators_kept(), watched_by(self):
-            warnings.simplefilter("ignore", UntriedWarning)
-            warnings.simplefilter("ignore", BudgetWarning)
+        with quietly_watched_by(self), generators_kept():
             seed_everything(self.key, "start")
             try:
                 with self.draws:
                     train(dataset)
-            except Enough:
+            except EnoughLots:
                 return
             except NoGuaranteeError:
                 if self.seen == 0:
-                    raise  # else the loop asked for an epsilon, which there is none of while it is watched
+                    raise  # else the loop asked for an epsilon, and there is none while it is watched
             finally:
                 hook.remove()
         if self.earlier is not None and len(self.entries) < len(self.earlier.entries):
             self._note(math.inf, None, why="the loop made fewer releases, or steps, with the example than without it")
 
     def read_for_several(self) -> str:
-        """Says so where one item of the function's dataset is in several items that a loader reads; "" if none is."""
+        """In words: an item of the dataset that is read for several items of a loader; "" if there is none."""
         for run in self.runs:
             for item, readers in run.readers.items():
                 if len(readers) > 1:
@@ -162,53 +157,47 @@ class World:
 
     # ---- what a run is made of --------------------------------------------------------------------------------------
 
-    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _Observer:
-        """A run begins: draw its lots, items and augmentation by key."""
+    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> WatchedRun:
+        """A private run begins: let its lots, items and augmentation be drawn by key."""
         always = [place for index in self.always for place in places_of(loader.dataset, index)]
-        run = Run(len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
+        run = WatchedRun(self, len(self.runs), optimizer, loader, places_of(loader.dataset, self.target), always)
         self.runs.append(run)
         inner, self.draws.batch_first = loader._loader, loader.batch_first
-        loader.sampling = LockstepLots(self, run, loader.sampling)
+        loader.sampling = KeyedLots(self, run, loader.sampling)
         loader._loader = DataLoader(
-            Items(self, run, loader.dataset),
+            KeyedItems(self, run, loader.dataset),
             batch_sampler=inner.batch_sampler,
-            num_workers=0,  # a worker would draw for itself; what it does is done here, one item after the other
-            collate_fn=Collate(self, run, inner.collate_fn),
+            num_workers=0,  # workers would draw random numbers of their own
+            collate_fn=KeyedCollate(self, run, inner.collate_fn),
         )
-        begin = loader.lots.on_hand_out
-
-        def handed_out(microbatch: Microbatch) -> None:
-            begin(microbatch)
-            self._handed_out(run, microbatch)
-
-        loader.lots.on_hand_out = handed_out
+        on_hand_out(loader, lambda microbatch: self._handed_out(run, microbatch))
         _note_lengths(run)
-        return _Observer(self, run)
+        return run
 
     def holds(self, lot: int) -> bool:
         """Whether a lot holds the example, in the world that has it."""
         return lot % 9 not in (*_ABSENT, 8)
 
-    def _handed_out(self, run: Run, microbatch: Microbatch) -> None:
+    def _handed_out(self, run: WatchedRun, microbatch: Microbatch) -> None:
         if microbatch.index == 0:
             if self.seen >= self.lots:
-                raise Enough
+                raise EnoughLots
             self._widen(run, microbatch.lot)
         indices = tuple(microbatch.indices)
         known = self.orders.pop(indices, indices)[: microbatch.count]
         rows = (*known, *range(-1, len(known) - microbatch.count - 1, -1))
-        self.draws.rows = Rows(rows, (run.number, microbatch.lot))
+        self.draws.rows = RowOwners(rows, (run.number, microbatch.lot))
         seed_everything(self.key, run.number, "lot", microbatch.lot)
 
-    def _widen(self, run: Run, lot: int) -> None:
-        """Try other bounds than the loop's own: where all others are clipped anyway, little of a fault shows."""
+    def _widen(self, run: WatchedRun, lot: int) -> None:
+        """Set other clipping bounds than the loop's own: where everybody is clipped anyway, a fault hardly shows."""
         parts = run.optimizer._step.clipping.objects()
         if not all(type(part) is Flat or isinstance(part, Grouped) for part in parts):
             run.scales[lot] = 1.0
             return
         flat = [part for part in parts if type(part) is Flat]
         for part in flat:
-            # A loop may change its bound between lots: its own, and not ours, is what others are multiples of.
+            # A loop may change its bound between lots: then the ratio to the bound that we set is applied to its own.
             before = run.bounds.get(id(part), part.max_grad_norm)
             run.bases[id(part)] = run.bases.get(id(part), before) * part.max_grad_norm / before
         own = math.sqrt(sum(run.bases[id(part)] ** 2 for part in flat))
@@ -227,13 +216,13 @@ class World:
 
     # ---- what it releases -------------------------------------------------------------------------------------------
 
-    def noising(self, run: Run, release: Unnoised) -> NoisedSums:
-        """Note a release, or compare it with the first world's; what it returns is released."""
+    def noising(self, run: WatchedRun, release: Unnoised) -> NoisedSums:
+        """Note a release (first world), or compare it with the first world's. Returns what is released instead."""
         self.seen += release.kind == "gradient"
         scale = run.scales.get(release.lot, 1.0)
         sums = {name: value.detach().double().cpu() for name, value in release.sums.items()}
         stddev = {name: _double(value) for name, value in release.stddev.items() if name in sums}
-        seen = Released(
+        seen = ReleaseEntry(
             run=run.number,
             kind=release.kind,
             lot=release.lot,
@@ -241,7 +230,7 @@ class World:
             expected_lot=release.expected_lot,
             stddev=stddev,
             sums=sums,
-            state=prints(named(run.optimizer._step.capture.module)),
+            state=fingerprints(named_state(run.optimizer._step.capture.module)),
             lengths=tuple(sorted(run.lengths.pop(release.lot, []))) if release.kind == "gradient" else (),
         )
         if self.earlier is not None:
@@ -263,23 +252,23 @@ class World:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         names = {id(value): name for run in self.runs for name, value in run.optimizer._parameters.items()}
-        state = prints(
+        state = fingerprints(
             (names.get(id(p), f"a parameter of shape {list(p.shape)} (number {i})"), p)
             for i, p in enumerate(parameters)
         )
         rates = tuple(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
-        step = Stepped(type(optimizer).__name__, rates, state)
+        step = StepEntry(type(optimizer).__name__, rates, state)
         if self.earlier is None:
             self.entries.append(step)
             return
         before = self._next(step)
-        if not isinstance(before, Stepped):
+        if not isinstance(before, StepEntry):
             self._differ(None, f"{step.optimizer} stepped where the other world released a lot")
         elif before.optimizer != step.optimizer or before.rates != step.rates:
             self._differ(
                 None, f"the learning rates of {step.optimizer} are {step.rates}, without the example {before.rates}"
             )
-        elif name := unlike(before.state, step.state):
+        elif name := differing(before.state, step.state):
             self._differ(
                 name,
                 f"{step.optimizer} stepped on {name} with something that was not released",
@@ -287,22 +276,26 @@ class World:
 
     # ---- comparing --------------------------------------------------------------------------------------------------
 
-    def _next(self, entry: Released | Stepped) -> Released | Stepped | None:
-        """The first world's entry in the place of this one."""
+    def _next(self, entry: ReleaseEntry | StepEntry) -> ReleaseEntry | StepEntry | None:
+        """The first world's entry at the same position."""
         assert self.earlier is not None
         place = len(self.entries)
         self.entries.append(entry)
         if place >= len(self.earlier.entries):
-            if self.seen > self.earlier.seen or isinstance(entry, Released):
+            if self.seen > self.earlier.seen or isinstance(entry, ReleaseEntry):
                 self._differ(None, "the loop made more releases, or steps, with the example than without it")
-            raise Enough
+            raise EnoughLots
         return self.earlier.entries[place]
 
-    def _compared(self, run: Run, seen: Released, multiplier: float, scale: float) -> dict[str, Tensor]:
+    def _compared(self, run: WatchedRun, seen: ReleaseEntry, multiplier: float, scale: float) -> dict[str, Tensor]:
         before = self._next(seen)
-        if not isinstance(before, Released) or (before.run, before.kind, before.lot) != (seen.run, seen.kind, seen.lot):
+        if not isinstance(before, ReleaseEntry) or (before.run, before.kind, before.lot) != (
+            seen.run,
+            seen.kind,
+            seen.lot,
+        ):
             self._differ(None, "releases come in another order, or of other lots, than without the example")
-        assert isinstance(before, Released)
+        assert isinstance(before, ReleaseEntry)
         for what in ("event", "expected_lot"):
             if getattr(before, what) != getattr(seen, what):
                 self._differ(
@@ -315,7 +308,7 @@ class World:
         for name, value in before.stddev.items():
             if not _close(torch.as_tensor(value), torch.as_tensor(seen.stddev[name])):
                 self._differ(name, "the noise has another scale than without the example")
-        if name := unlike(before.state, seen.state):
+        if name := differing(before.state, seen.state):
             self._differ(
                 name,
                 f"{name} differs before the release although all earlier releases were equal: something that was not "
@@ -324,7 +317,9 @@ class World:
         self._measure(run, before, seen, multiplier, scale)
         return before.given
 
-    def _measure(self, run: Run, before: Released, seen: Released, multiplier: float, scale: float) -> None:
+    def _measure(
+        self, run: WatchedRun, before: ReleaseEntry, seen: ReleaseEntry, multiplier: float, scale: float
+    ) -> None:
         squares: dict[str, float] = {}
         total, size = 0.0, 0.0
         for name, summed in seen.sums.items():
@@ -352,12 +347,12 @@ class World:
         if value > self.worst.value:
             self.worst = replace(self.worst, value=value, lot=seen.lot, parameter=parameter, kind=seen.kind, why=why)
 
-    def _look_at_others(self, run: Run, before: Released, seen: Released, absent: bool) -> None:
-        """Whether others add what they add without the example: whatever it does to the sum, that is a premise."""
+    def _look_at_others(self, run: WatchedRun, before: ReleaseEntry, seen: ReleaseEntry, absent: bool) -> None:
+        """Note where other examples' gradients change with the example: the proof assumes that they do not."""
         here = 0 if absent else len(run.places)
         least = 1e-4 * max((length for length in before.lengths if math.isfinite(length)), default=0.0)
         new = unmatched(seen.lengths, before.lengths, least) - here
-        # Where lots have a fixed size, the example stands in the place of another one.
+        # In lots of a fixed size the example replaces another one.
         gone = unmatched(before.lengths, seen.lengths, least) - (here if run.bound > 1 else 0)
         changed = max(new, gone)
         if changed > 0 and not self.worst.mixed:
@@ -373,25 +368,14 @@ class World:
         self.worst = replace(self.worst, value=value, lot=lot, parameter=parameter, kind=None, why=why)
 
 
-class _Observer(Observer):
-    """Shows the world what one run releases."""
-
-    def __init__(self, world: World, run: Run) -> None:
-        self._world, self._run = world, run
-
-    def noising(self, release: Unnoised) -> NoisedSums:
-        """Release what the world says."""
-        return self._world.noising(self._run, release)
-
-
-def _note_lengths(run: Run) -> None:
-    """Have the run note how long every example's gradient is before it is clipped."""
+def _note_lengths(run: WatchedRun) -> None:
+    """Have the run note the norm of every example's gradient before clipping."""
     step = run.optimizer._step
     own = step._gradients
 
     def noted(microbatch: Microbatch, keep: Tensor | None) -> Any:
         gradients = own(microbatch, keep)
-        if not clamps_early(step.clipping):  # else they were bounded on the way
+        if not clamps_early(step.clipping):  # else they were clipped during the backward pass already
             lengths = gradients.norms().detach().double()[gradients.keep].nan_to_num(math.inf, math.inf)
             before = run.lengths.get(microbatch.of.number, []) if microbatch.index else []
             run.lengths[microbatch.of.number] = before + lengths.cpu().tolist()
@@ -414,4 +398,4 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=ALIKE, atol=0.0, equal_nan=True)
 
 
-__all__ = ["LOTS", "Enough", "Run", "World"]
+__all__ = ["WatchedRun", "World"]

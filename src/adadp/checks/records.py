@@ -1,4 +1,4 @@
-"""What can be said of a dataset by looking at it: whether one record is several rows, and what cannot be seen."""
+"""What a dataset's structure shows: whether one record occurs in several rows, and what cannot be known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPUTED = (
 
 
 def problems_of(dataset: Any) -> list[str]:
-    """Why rows of this dataset are not records of their own, each with the way out."""
+    """Why rows of this dataset are not distinct records, each with the way out."""
     if isinstance(dataset, StackDataset):
         parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
         return [problem for part in parts for problem in problems_of(part)]
@@ -34,7 +34,7 @@ def problems_of(dataset: Any) -> list[str]:
 
 
 def _records(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-    """For each row, which dataset it comes from and its place there. None where the rows cannot be counted."""
+    """For each row, an identity of the dataset it comes from and its index there. None without a length."""
     if isinstance(dataset, ConcatDataset):
         parts = [_records(part) for part in dataset.datasets]
         if any(part is None for part in parts):
@@ -54,13 +54,13 @@ def _records(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] 
     return np.full(count, identity, dtype=np.int64), np.arange(count)
 
 
-def unseen(dataset: Any) -> str | None:
-    """What cannot be seen of a dataset whose class computes its items; None where the items are simply stored."""
+def unseen_parts(dataset: Any) -> str | None:
+    """What cannot be known of a dataset whose class computes its items; None where items are stored as they are."""
     if isinstance(dataset, Subset):
-        return unseen(dataset.dataset)
+        return unseen_parts(dataset.dataset)
     if isinstance(dataset, ConcatDataset | StackDataset):
         parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-        return next((text for part in parts if (text := unseen(part)) is not None), None)
+        return next((text for part in parts if (text := unseen_parts(part)) is not None), None)
     if type(dataset) in (TensorDataset, list, tuple) or dataset is None:
         return None
     if type(dataset).__module__.split(".")[0] == "adadp":

@@ -1,4 +1,4 @@
-"""What a module returned for one lot must not come back to it with another: hidden states that are handed on."""
+"""Finds outputs of an earlier lot among a module's arguments: hidden states that the loop passes on, for instance."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from adadp.checks.rows import take_apart
+from adadp.checks.containers import take_apart
 
 
-class HandedOn:
-    """Remembers the memory of what was returned, as long as somebody holds it, with the lot it was returned for."""
+class StaleOutputs:
+    """The storages of what was returned, as long as they are alive, with the lot and microbatch of the call."""
 
     def __init__(self) -> None:
-        # By the address of a storage, which the reference keeps: the lot and the part of it that it was returned for.
+        # By the storage's address, which stays taken while the weak reference exists: lot and microbatch.
         self._lots: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}
 
     def note(self, output: Any, lot: tuple[int, int]) -> None:
@@ -29,11 +29,11 @@ class HandedOn:
                 self._lots[storage._cdata] = StorageWeakRef(storage), lot  # type: ignore[no-untyped-call]
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in what was returned."""
+        """Whether a tensor's memory is that of a returned tensor."""
         return tensor.untyped_storage()._cdata in self._lots
 
     def from_another(self, args: tuple[Any, ...], kwargs: dict[str, Any], lot: tuple[int, int]) -> bool:
-        """Whether something among the arguments lies in what was returned for an earlier lot, or part of this one."""
+        """Whether an argument shares memory with what was returned for an earlier lot, or microbatch of this lot."""
         if all(noted >= lot for _, noted in self._lots.values()):
             return False
         for given in (*args, *kwargs.values()):

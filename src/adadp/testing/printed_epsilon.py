@@ -1,11 +1,10 @@
-"""Whether the number that a function prints covers all that it released: what engines say against what was seen."""
+"""Whether the epsilon that a function prints covers all that it released: what engines say against what was seen."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,24 +16,23 @@ from adadp.accounting.guarantee import Guarantee, make_guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.reading import ReadableLedger
 from adadp.engine import PrivacyEngine
-from adadp.errors import ConfigurationError, UntriedWarning
-from adadp.mechanism.observation import Observer, Unnoised, watched_by
-from adadp.mechanism.optimizer import OBSERVED, BudgetWarning, PrivateOptimizer
+from adadp.errors import ConfigurationError
+from adadp.mechanism.observation import Observer, Unnoised
+from adadp.mechanism.optimizer import OBSERVED, PrivateOptimizer
 from adadp.mechanism.sums import NoisedSums
 from adadp.sampling.loader import PrivateLoader
-from adadp.testing.held import items_of
+from adadp.testing.changed_dataset import items_of
+from adadp.testing.watching import RELEASED_NOTHING, Train, quietly_watched_by
 
-_ROUNDING = 1e-3  # relative: accountants add up on a grid
-
-Train = Callable[[Any], Any]
+_ROUNDING = 1e-3  # relative: accountants round on a grid
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What engines print for what a function released, and what all of it costs.
+    """What engines print for a function's releases, and what all of them cost together.
 
-    `printed` has the epsilon of every ledger that the function used, in order, None for none; `total` is that of all
-    releases which one example may be in, None where no accountant adds them up (`reasons`).
+    `printed` has the epsilon of every ledger that the function used, in order, None for no guarantee. `total` is the
+    epsilon of all releases that one example may be in; None where no accountant can compose them, for `reasons`.
     """
 
     printed: tuple[float | None, ...]
@@ -46,12 +44,12 @@ class Spending:
 
     @property
     def largest(self) -> float | None:
-        """The largest number that is printed."""
+        """The largest epsilon that is printed; None where none is."""
         return max((each for each in self.printed if each is not None), default=None)
 
     @property
     def passed(self) -> bool:
-        """Whether one engine's number covers everything, or none prints one. It proves nothing about other runs."""
+        """Whether the largest printed epsilon covers all releases, or none is printed. Other runs may differ."""
         if self.largest is None:
             return True
         return self.total is not None and self.largest >= self.total * (1 - _ROUNDING)
@@ -72,16 +70,16 @@ class Spending:
 
 
 def spending(train: Train, dataset: Any, *, delta: float = 1e-5) -> Spending:
-    """Whether one of the numbers that `train(dataset)` prints holds for all that it releases about one example.
+    """Whether one of the epsilons that `train(dataset)` prints holds for all that it releases about one example.
 
-    Runs that go on from each other, sweeps, folds and fine-tuning after pretraining on the same data cost what they
-    cost together. The function is run once, to its end. Engines that name one ledger's path share one in memory;
-    nothing is written, and `get_epsilon` gives what it would give.
+    Runs that continue each other, sweeps, folds and fine-tuning after pretraining on the same data compose: their cost
+    is that of all releases together. The function is run once, to its end. Engines with the same ledger path share one
+    ledger in memory; nothing is written, and `get_epsilon` returns what it would return without this test.
 
     Args:
         train: the user's own function.
-        dataset: what it is called with. Of the function's loaders, `Subset`s hold the items that they name; whatever
-            else a loader reads is taken to hold all of them.
+        dataset: what it is called with. A loader over a `Subset` reads the items that the subset names; any other
+            loader is assumed to read all of them.
         delta: at which epsilons are compared.
 
     Raises:
@@ -89,13 +87,11 @@ def spending(train: Train, dataset: Any, *, delta: float = 1e-5) -> Spending:
 
     """
     watch = _Watch()
-    with warnings.catch_warnings(), watched_by(watch), _books_open():
-        warnings.simplefilter("ignore", UntriedWarning)
-        warnings.simplefilter("ignore", BudgetWarning)
+    with quietly_watched_by(watch), _ledgers_in_memory():
         train(dataset)
     runs = [run for run in watch.runs if run.events]
     if not runs:
-        raise ConfigurationError("the function released nothing: it has to make a model private and train it")
+        raise ConfigurationError(RELEASED_NOTHING)
     ledgers = {id(run.ledger): run.ledger for run in runs}
     total, reasons = _together(runs, len(dataset), delta)
     return Spending(
@@ -109,7 +105,7 @@ def spending(train: Train, dataset: Any, *, delta: float = 1e-5) -> Spending:
 
 
 def unobserved(ledger: ReadableLedger, delta: float) -> Guarantee:
-    """What a ledger would say, had nobody watched its runs."""
+    """The guarantee of a ledger as if its runs had not been watched."""
     return _unobserved(ledger.guarantee(delta, accountant=_accountant(ledger)), ledger)
 
 
@@ -127,8 +123,8 @@ def _accountant(ledger: ReadableLedger) -> str:
     return covering_accountant(ledger.composition(), ledger.neighbours or Neighbours.ADD_REMOVE)
 
 
-def _together(runs: list[_Run], count: int, delta: float) -> tuple[float | None, tuple[str, ...]]:
-    """The largest epsilon of the releases that one item may be in."""
+def _together(runs: list[_ChargedRun], count: int, delta: float) -> tuple[float | None, tuple[str, ...]]:
+    """The largest epsilon over items, each of all releases that the item may be in; or None and why."""
     relations = {run.loader.sampling.neighbours for run in runs}
     if len(relations) > 1:
         return None, ("some runs are about adding an example and some about replacing it: no number is about both",)
@@ -153,7 +149,7 @@ def _together(runs: list[_Run], count: int, delta: float) -> tuple[float | None,
 
 
 @dataclass
-class _Run(Observer):
+class _ChargedRun(Observer):
     """A private run and what it released: an event for each lot."""
 
     optimizer: PrivateOptimizer
@@ -165,22 +161,22 @@ class _Run(Observer):
         return self.optimizer._ledger
 
     def noised(self, release: Unnoised, noisy: NoisedSums) -> None:
-        # All that a lot releases is charged as one event.
+        # All releases of a lot are charged as one event.
         self.events[release.lot] = release.event
 
 
 class _Watch:
     def __init__(self) -> None:
-        self.runs: list[_Run] = []
+        self.runs: list[_ChargedRun] = []
 
-    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _Run:
-        self.runs.append(_Run(optimizer, loader))
+    def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> _ChargedRun:
+        self.runs.append(_ChargedRun(optimizer, loader))
         return self.runs[-1]
 
 
 @contextmanager
-def _books_open() -> Iterator[None]:
-    """Engines that name one path share a ledger in memory, and say their number although they are watched."""
+def _ledgers_in_memory() -> Iterator[None]:
+    """Engines with the same ledger path share a ledger in memory, and state a guarantee although they are watched."""
     shared: dict[str, Ledger] = {}
     own_open, own_guarantee = PrivacyEngine._open, PrivacyEngine.guarantee
 

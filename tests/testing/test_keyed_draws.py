@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor
 
-from adadp.testing.keyed import KeyedDraws, Rows, generators_kept, normal, seed_everything, uniform
+from adadp.testing.keyed_draws import KeyedDraws, RowOwners, generators_kept, normal, seed_everything, uniform
 
 DRAWS: dict[str, Callable[[int], Tensor]] = {
     "dropout": lambda n: F.dropout(torch.ones(n, 9), 0.5),
@@ -30,7 +30,7 @@ DRAWS: dict[str, Callable[[int], Tensor]] = {
 
 def drawn(make: Callable[[int], Tensor], identities: tuple[int, ...], earlier: KeyedDraws | None = None) -> Any:
     mode = KeyedDraws(earlier)
-    mode.rows = Rows(identities)
+    mode.rows = RowOwners(identities)
     with generators_kept(), mode:
         seed_everything("test")
         return mode, make(len(identities))

@@ -1,7 +1,8 @@
-"""Batches taken apart: any known container as a list of leaves, some of which hold one row for each example.
+"""Batches and arguments as lists of leaves, of which some hold one row for each example.
 
-A container is put together again with other leaves, so a module or a loss can be run on chosen rows of what it was
-given. What is not a known container is not guessed at: `Parts.unknown` names it.
+`take_apart` flattens nested containers, and `Parts.rebuilt` makes the same container with other leaves, so that a
+module or a loss can be run on other rows than it was given. `Arguments` adds where the rows are. An object that is no
+known container but may hold tensors is not flattened: `Parts.unknown` names its class, and the trial refuses it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-#: Values that say nothing about one example in particular.
+#: Types of values that hold no examples: they are passed on as they are.
 _CONSTANT = (
     type(None), bool, int, float, complex, str, bytes, slice, range, type, enum.Enum, torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Generator, np.generic, np.dtype, nn.Module, types.FunctionType,
@@ -32,11 +33,11 @@ _Builder = Callable[[Iterator[Any]], Any]
 
 @dataclass(frozen=True)
 class Parts:
-    """A container's leaves in order, the key or name each was found under, and how to put it together again."""
+    """A container's leaves in order, the key or field name of each ("" if it has none), and how to rebuild it."""
 
     leaves: list[Any]
     names: list[str]
-    unknown: tuple[str, ...]  # classes of objects that hold data and cannot be taken apart
+    unknown: tuple[str, ...]  # classes of objects that may hold tensors and cannot be flattened
     _build: _Builder
 
     def rebuilt(self, leaves: Sequence[Any]) -> Any:
@@ -45,10 +46,10 @@ class Parts:
 
 
 def take_apart(value: Any, count: int | None = None, leaf: Callable[[Any], bool] = lambda _: False) -> Parts:
-    """The leaves of lists, tuples, named tuples, mappings, dataclasses and packed sequences, however nested.
+    """Flatten lists, tuples, named tuples, mappings, dataclasses and packed sequences, however nested.
 
-    A list of `count` entries that do not hold `count` rows each is one leaf: an entry for each example. `leaf` says
-    what else is one.
+    Tensors and arrays are leaves. So is a list with one entry for each of `count` examples (`one_each`), and whatever
+    `leaf` says.
     """
     leaves: list[Any] = []
     names: list[str] = []
@@ -108,7 +109,7 @@ def one_each(value: Any, count: int | None) -> bool:
 
 
 def _packed(padded: Tensor, lengths: Tensor, *, ordered: bool) -> PackedSequence:
-    """Packed again. Rows that were chosen from a sorted batch are sorted no more: order is torch's business then."""
+    """Pack again. Rows chosen from a batch sorted by length may be in any order, which torch then has to sort."""
     descending = ordered and bool((lengths[:-1] >= lengths[1:]).all())
     return pack_padded_sequence(padded, lengths.cpu(), batch_first=True, enforce_sorted=descending)
 
@@ -133,12 +134,12 @@ def _mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
 def _dataclass(value: Any, parts: dict[str, Any]) -> Any:
     made = copy.copy(value)
     for field, part in parts.items():
-        object.__setattr__(made, field, part)  # frozen ones too: nobody else has this copy
+        object.__setattr__(made, field, part)  # works on frozen dataclasses too, and nobody else holds this copy
     return made
 
 
 def _holds_data(value: Any, depth: int) -> bool:
-    """Whether an object may hold examples: tensors or arrays within reach, or nothing that can be looked into."""
+    """Whether an object may hold examples: it refers to a tensor or array, or its attributes cannot be read."""
     if isinstance(value, Tensor | np.ndarray):
         return True
     if isinstance(value, _CONSTANT):
@@ -154,7 +155,7 @@ def _holds_data(value: Any, depth: int) -> bool:
 
 
 def tensors_in(value: Any, depth: int = 4) -> list[Tensor]:
-    """Every tensor that a result holds, in order, whatever it is: a distribution holds its parameters too."""
+    """Every tensor that a result holds, in order, also in attributes of objects (the parameters of a distribution)."""
     found: list[Tensor] = []
     for leaf in _entries(value):
         if isinstance(leaf, Tensor):
@@ -166,7 +167,7 @@ def tensors_in(value: Any, depth: int = 4) -> list[Tensor]:
 
 
 def _entries(value: Any) -> list[Any]:
-    """A known container's leaves; another object itself, if it can be looked into."""
+    """A known container's leaves; any other object itself, if its attributes can be read."""
     parts = take_apart(value)
     if parts.leaves or not parts.unknown:
         return parts.leaves
@@ -174,7 +175,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def dimension(leaf: Any, count: int, dimensions: Sequence[int]) -> int | None:
-    """The dimension of a leaf that has `count` rows, looked for in this order; None where the leaf is everybody's."""
+    """The first of `dimensions` in which a leaf has `count` rows; None where it holds no rows of examples."""
     if isinstance(leaf, list):
         return 0
     if not isinstance(leaf, Tensor | np.ndarray):
@@ -183,7 +184,7 @@ def dimension(leaf: Any, count: int, dimensions: Sequence[int]) -> int | None:
 
 
 def chosen(leaf: Any, dim: int | None, indices: Sequence[int]) -> Any:
-    """Some rows of a leaf, cut off from any graph; the leaf itself where it has none."""
+    """Rows of a leaf, detached from any graph; the leaf itself where it has no rows."""
     if dim is None:
         return leaf
     if isinstance(leaf, list):
@@ -191,3 +192,42 @@ def chosen(leaf: Any, dim: int | None, indices: Sequence[int]) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.take(indices, dim)
     return leaf.detach().index_select(dim, torch.tensor(indices, device=leaf.device))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a module or a loss is called with: `dims[i]` is the dimension of leaf i that holds the `count` examples.
+
+    None for a leaf that holds no rows: it is the same for all examples.
+    """
+
+    parts: Parts
+    dims: list[int | None]
+    count: int
+
+    @classmethod
+    def read(cls, value: Any, count: int, dimensions: Sequence[int]) -> Arguments:
+        """Find the rows of `count` examples: in each leaf the first of `dimensions` that has this length."""
+        parts = take_apart(value, count)
+        return cls(parts, [dimension(leaf, count, dimensions) for leaf in parts.leaves], count)
+
+    @property
+    def leaves(self) -> list[Any]:
+        return self.parts.leaves
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any leaf holds examples."""
+        return any(dim is not None for dim in self.dims)
+
+    def pairs(self) -> Iterator[tuple[Any, int | None]]:
+        """Each leaf with its dimension of examples."""
+        return zip(self.parts.leaves, self.dims, strict=True)
+
+    def with_leaves(self, leaves: list[Any], count: int) -> Arguments:
+        """The same arguments with other leaves, of `count` rows."""
+        return Arguments(dataclasses.replace(self.parts, leaves=leaves), self.dims, count)
+
+    def chosen(self, rows: Sequence[int]) -> Arguments:
+        """The same arguments with some of the rows."""
+        return self.with_leaves([chosen(leaf, dim, rows) for leaf, dim in self.pairs()], len(rows))

@@ -1,7 +1,7 @@
-"""What modules keep in plain attributes between calls: read, compared and put back.
+"""The plain attributes of modules, which persist between calls: read, compared and restored.
 
-A queue of features, a running centre or a hidden state outlives its lot and reaches the next one without noise. A
-counter or a table of positions does not depend on the examples, and is nobody's business.
+A queue of features, a running centre or a hidden state would carry examples from one lot to the next without noise. A
+counter or a table of positions does not depend on examples and is allowed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: Attributes that torch.nn and the engine keep themselves.
+#: Attributes that belong to torch.nn and to the engine.
 _NOT_OURS = {*nn.Module().__dict__, "_flat_weights", "_flat_weight_refs", "_watched_by", "_compiled_call_impl"}
 _DEEP, _MANY, _LARGE = 4, 5000, 10**8
 
 
-class State:
+class ModuleState:
     """The attributes of a module and of those below it, as they were when this was made."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -36,12 +36,12 @@ class State:
                 self._read(f"{name or type(part).__name__}:{key}", value, 0)
 
     def restore(self) -> None:
-        """Put everything back, in containers and tensors too."""
+        """Restore everything, also the contents of containers and tensors."""
         for undo in self._undo:
             undo()
 
     def reseed(self, seed: int) -> None:
-        """Let generators that modules have of their own draw other numbers, until `restore`."""
+        """Seed the generators that modules own, until `restore`."""
         for generator in self.generators:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)
@@ -50,8 +50,8 @@ class State:
             else:
                 generator.seed(seed)
 
-    def changed_from(self, other: State) -> str | None:
-        """The name of a module that keeps something else than in `other`, if there is one."""
+    def changed_from(self, other: ModuleState) -> str | None:
+        """The name of a module whose attributes differ from `other`; None if they are equal."""
         for path in self.values.keys() | other.values.keys():
             if path not in self.values or path not in other.values or not _equal(self.values[path], other.values[path]):
                 return path.split(":")[0]
@@ -94,7 +94,7 @@ class State:
 
     def _read_tensor(self, path: str, value: Tensor) -> None:
         if value.numel() * value.element_size() > _LARGE:
-            self.values[path] = (value._version, value.shape)  # too large to copy: that it changes will do
+            self.values[path] = (value._version, value.shape)  # too large to copy: whether it was changed is enough
             return
         copied, version = value.detach().clone(), value._version
         self.values[path] = copied
@@ -112,7 +112,7 @@ def _put_back(place: dict[str, Any], was: dict[str, Any]) -> Callable[[], None]:
 
     def undo() -> None:
         for key in [key for key in place if key not in _NOT_OURS and key not in ours]:
-            if not isinstance(place[key], bool):  # that something was set up at the first call stays true
+            if not isinstance(place[key], bool):  # a flag set at the first call ("is set up") stays
                 del place[key]
         place.update(was)
 
@@ -141,7 +141,7 @@ def _refill_mapping(container: MutableMapping[Any, Any]) -> Callable[[], None]:
 
 
 def _rewind(generator: Any) -> Callable[[], None]:
-    """A generator that a module has of its own draws the same numbers in each run."""
+    """Returns what sets a generator back, so that it draws the same numbers in each run."""
     if isinstance(generator, torch.Generator):
         state: Any = generator.get_state()
 

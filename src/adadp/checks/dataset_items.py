@@ -1,4 +1,4 @@
-"""Items of a dataset that are unlike each other: fetched once, made longer and shorter."""
+"""Items of a dataset, for trials of a collate function: fetched, copied, made longer and shorter."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.checks.rows import Parts, take_apart
+from adadp.checks.containers import Parts, take_apart
 
 
 def fetched(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """The items at these indices, got as a DataLoader gets them."""
+    """The items at these indices, fetched as a DataLoader fetches them."""
     several = getattr(dataset, "__getitems__", None)
     if callable(several):
         return list(several(list(indices)))
@@ -26,22 +26,22 @@ def copied(items: Sequence[Any]) -> list[Any]:
     """Items that a collate function may write into."""
     try:
         return copy.deepcopy(list(items))
-    except Exception:  # something in them has no copy: it is handed out as the loader hands it out
+    except Exception:  # something in them cannot be copied: the collate function gets it as from the loader
         return list(items)
 
 
 def length(item: Any) -> int:
-    """The longest of an item's sequences."""
+    """The length of an item's longest sequence."""
     return max((len(leaf) for leaf in _sequences(item).leaves if _is_long(leaf)), default=0)
 
 
 def lengthened(item: Any) -> Iterator[Any]:
-    """The item with some of its sequences twice as long: those of one common length, the longest first; or its text."""
-    return _resized(item, lambda leaf: _repeated(leaf))
+    """The item with its sequences of one length doubled, the longest length first; then with each text doubled."""
+    return _resized(item, _repeated)
 
 
 def halved(item: Any) -> Iterator[Any]:
-    """The item with some of its sequences half as long, in the same order."""
+    """The same with sequences cut to half their length."""
     return _resized(item, lambda leaf: leaf[: max(1, len(leaf) // 2)])
 
 
@@ -69,7 +69,7 @@ def _is_long(leaf: Any) -> bool:
 
 
 def _sequences(item: Any) -> Parts:
-    """An item's tensors, arrays, texts and lists of numbers."""
+    """An item taken apart into tensors, arrays, texts and lists of numbers."""
     return take_apart(item, leaf=lambda v: isinstance(v, str) or is_numbers(v))
 
 

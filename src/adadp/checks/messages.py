@@ -1,4 +1,4 @@
-"""What a trial says. Every text is fixed: a module's name is all that is put into it."""
+"""The texts of trials. They are fixed but for names of modules and classes, so that none holds private values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_BATCH = (
     "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step "
     "with all of the batch, as tensors, or lists, tuples, dicts or dataclasses of tensors"
 )
-HANDED_ON = (
+STALE_OUTPUT = (
     "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of "
     "that lot reach this one without noise. Begin each batch with a fresh state."
 )

@@ -1,4 +1,4 @@
-"""Results of two runs, compared example by example, at the precision in which they were computed."""
+"""Compares the results of two runs, example by example, at the precision in which they were computed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 
 def coarse(module: nn.Module) -> float:
-    """Relative difference that another number of examples makes by rounding alone, in the precision of the run."""
+    """Relative difference that rounding alone may cause when the number of rows changes, in the run's precision."""
     halves = [p.dtype for p in module.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     halves += [torch.get_autocast_dtype(device) for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
     return max([1e-2, *(16 * torch.finfo(dtype).eps for dtype in halves)])
 
 
-def examples(one: Tensor, less: Tensor) -> int | None:
-    """The dimension of examples: the one that is shorter by one where there is one example less.
+def example_dimension(one: Tensor, less: Tensor) -> int | None:
+    """The dimension of examples: the one that is shorter by one in a run with one example less.
 
-    Not one that happens to have the same length, such as the layers of a recurrent network.
+    A dimension that has the same length by chance, such as the layers of a recurrent network, does not shrink.
     """
     if one.ndim != less.ndim:
         return None
@@ -27,15 +27,15 @@ def examples(one: Tensor, less: Tensor) -> int | None:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Where examples are in one tensor of a result: a dimension of their own, or folded with `each` tokens into one."""
+class ExampleAxis:
+    """Where examples are in a tensor: in dimension `dim`, alone or folded with `each` tokens ([n * each, ...])."""
 
     dim: int
     each: int = 1
     examples_first: bool = True
 
     def unfolded(self, tensor: Tensor) -> Tensor:
-        """The tensor with examples in front."""
+        """The tensor with examples in the first dimension."""
         if self.each == 1:
             return tensor.movedim(self.dim, 0)
         sizes = (-1, self.each) if self.examples_first else (self.each, -1)
@@ -43,30 +43,32 @@ class Rows:
         return tensor.reshape(shape).movedim(self.dim + (not self.examples_first), 0)
 
 
-def rows_of(one: Tensor, less: Tensor, count: int, examples_first: bool) -> Rows | None:
-    """Where the `count` examples of `one` are, of which one is missing in `less`. None where they cannot be found."""
-    dim = examples(one, less)
+def example_axis(one: Tensor, less: Tensor, count: int, examples_first: bool) -> ExampleAxis | None:
+    """Where the `count` examples of `one` are, given the result of a run with one example less. None if unknown."""
+    dim = example_dimension(one, less)
     if dim is not None:
-        return Rows(dim)
+        return ExampleAxis(dim)
     if one.ndim != less.ndim:
         return None
     other = [d for d in range(one.ndim) if one.shape[d] != less.shape[d]]
     if len(other) == 1 and one.shape[other[0]] * (count - 1) == less.shape[other[0]] * count:
-        return Rows(other[0], one.shape[other[0]] // count, examples_first)
+        return ExampleAxis(other[0], one.shape[other[0]] // count, examples_first)
     return None
 
 
-def rows_in(one: Tensor, other: Tensor, count: int, examples_first: bool) -> tuple[Rows, Rows] | None:
-    """Where the `count` examples are in two results that may differ in length."""
+def example_axes(
+    one: Tensor, other: Tensor, count: int, examples_first: bool
+) -> tuple[ExampleAxis, ExampleAxis] | None:
+    """Where the `count` examples are in two results whose sequences may differ in length. None if unknown."""
     if one.ndim != other.ndim:
         return None
     for dim in (0,) if examples_first else (1, 0):
         if one.ndim > dim and one.shape[dim] == other.shape[dim] == count:
-            return Rows(dim), Rows(dim)
+            return ExampleAxis(dim), ExampleAxis(dim)
     if one.ndim and not one.shape[0] % count and not other.shape[0] % count and one.shape[0] != other.shape[0]:
         return (
-            Rows(0, one.shape[0] // count, examples_first),
-            Rows(0, other.shape[0] // count, examples_first),
+            ExampleAxis(0, one.shape[0] // count, examples_first),
+            ExampleAxis(0, other.shape[0] // count, examples_first),
         )
     return None
 
@@ -74,13 +76,13 @@ def rows_in(one: Tensor, other: Tensor, count: int, examples_first: bool) -> tup
 def differs(
     one: Tensor, other: Tensor, dim: int | None, kept: Collection[int], relative: float = 1e-4, least: float = 0.0
 ) -> bool:
-    """Whether two results of one shape differ for any of the examples that were `kept`."""
+    """Whether two results of the same shape differ for any of the examples that were `kept`."""
     if dim is None or one.shape != other.shape:
         return False
     rows = torch.tensor(sorted(kept), device=one.device)
     first, second = one.index_select(dim, rows), other.index_select(dim, rows)
     if torch.equal(first, second):
-        return False  # as a rule, and much sooner told
+        return False  # the usual case, and faster to see
     if not first.is_floating_point():
         return not torch.equal(first, second)
     finite = first[first.isfinite()].abs()
@@ -90,10 +92,7 @@ def differs(
 
 
 def padded_alike(one: Tensor, other: Tensor, relative: float, least: float) -> bool:
-    """Whether one example's results agree where both have places: at the front, or at the end (padding on the left).
-
-    Without a common length they must agree as they are.
-    """
+    """Whether two results of one example agree where both have entries: at the start, or at the end (left padding)."""
     if one.ndim != other.ndim:
         return False
     lengths = [min(a, b) for a, b in zip(one.shape, other.shape, strict=True)]

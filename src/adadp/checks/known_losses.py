@@ -1,8 +1,7 @@
-"""Losses that are known: [n] values that follow from the model's outputs and the batch, each row from its own.
+"""Recognises losses [n] that a loop computed: as a known loss of the model's outputs and the batch.
 
-The loop computes them, and its code cannot be run again. But their values can be computed again from what the model
-returned and what the loader gave out: where they agree with a loss of which it is known that rows are kept apart,
-nothing else was done to them.
+The loop's code cannot be run again. But known losses, in which row i depends on row i only, can be computed from the
+model's outputs and the loader's batch: where values and gradients agree, the loop did nothing else to them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def _each(loss: Callable[..., Tensor], total: bool = False) -> Loss:
-    """A loss of torch's, averaged (or added up) over each row's own entries."""
+    """A loss of torch, averaged (or summed) over each row's own entries."""
 
     def rows(outputs: Tensor, targets: Tensor) -> Tensor:
         entries = loss(outputs, targets.view_as(outputs), reduction="none").flatten(1)
@@ -59,14 +58,14 @@ def _candidates(output: Tensor, target: Tensor) -> Iterator[Loss]:
         yield from _REAL
     elif target.ndim == 2 and output.ndim == 3:
         yield from _WORDS
-    elif target.ndim == output.ndim - 1:  # a label for each pixel, with all of them labelled
+    elif target.ndim == output.ndim - 1:  # a label for each pixel, none of them ignored
         yield lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none").flatten(1).mean(1)
 
 
 def recognised(losses: Tensor, outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
     """Whether `losses` [n] are those of a known loss on one of the outputs and one of the batch's leaves.
 
-    Values must agree, and so must the gradients that reach the output: what was detached, or scaled by a hook, has the
+    Values must agree, and gradients with respect to the output: a part that was detached, or scaled by a hook, has the
     right value and another gradient.
     """
     count = len(losses)
@@ -75,7 +74,7 @@ def recognised(losses: Tensor, outputs: Sequence[Tensor], leaves: Sequence[Tenso
         for leaf in (tensor.detach().to(output.device) for tensor in leaves if tensor.ndim and len(tensor) == count):
             real = leaf.is_floating_point() or leaf.dtype == torch.bool
             for loss in _candidates(output, leaf):
-                with suppress(Exception):  # these do not fit it
+                with suppress(Exception):  # this loss does not take these shapes
                     own = output.detach().requires_grad_()
                     with torch.enable_grad():
                         values = loss(own, leaf.to(output.dtype) if real or loss in _REAL else leaf)
@@ -93,7 +92,7 @@ def _same_gradient(values: Tensor, own: Tensor, losses: Tensor, output: Tensor) 
 
 
 def _agree(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
-    """Whether they are the same but for rounding, compared with their own size."""
+    """Whether they are equal up to rounding, relative to their size."""
     rough = 3e-2 if dtype in (torch.bfloat16, torch.float16) else 1e-3
     finite = one[one.isfinite()].abs()
     size = float(finite.max()) if finite.numel() else 0.0

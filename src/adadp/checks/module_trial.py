@@ -1,8 +1,9 @@
-"""Whether a module keeps examples apart: tried on a few that are unlike each other.
+"""The long trial of a module, on a few examples that differ much from each other.
 
-They go through as they are, with half of them replaced, and with one of them left out. For those that stay, nothing may
-change anywhere in the model, every layer must see one example less, and a gradient that starts at one example may not
-reach another. What the module keeps between calls must not depend on the examples.
+They are run as they are, with half of them replaced, and with one of them left out. For the examples that stay, no
+output of any layer may change, every layer must see one row less where one example is left out, and a gradient that
+starts at one example's output may not reach another. What the module stores between calls may not depend on examples.
+Each `_refuse_...` method raises with the name of the layer at fault.
 """
 
 from __future__ import annotations
@@ -12,28 +13,29 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from adadp.checks.compared import Rows, coarse, differs, examples, rows_of
-from adadp.checks.made import KINDS, Row, differ, replaced, splits, unlike
-from adadp.checks.norms import CROSSED, alike, crossed, owner, scales
-from adadp.checks.runs import Result, Runs
+from adadp.checks.comparison import ExampleAxis, coarse, differs, example_axis, example_dimension
+from adadp.checks.gradient_norms import CROSSED, crossing_parameter, module_of, norms_alike, scales
 from adadp.checks.seeds import redraws
+from adadp.checks.short_trial import given_items
+from adadp.checks.trial_rows import KINDS, Row, all_differ, replaced, splits, unlike_rows
+from adadp.checks.trial_runs import RunResult, TrialRuns
 from adadp.errors import UnsupportedModuleError
 
 _FEWEST, _MOST = 4, 8
 
 
 class ModuleTrial:
-    """One trial of one module, on rows of one batch as `runs` reads it."""
+    """One long trial of one module. `mean` says what a scalar loss is over examples: a mean, or a sum."""
 
-    def __init__(self, runs: Runs, count: int, dimensions: Sequence[int], mean: bool) -> None:
-        self._runs, self._count, self._dimensions, self._mean = runs, count, dimensions, mean
+    def __init__(self, runs: TrialRuns, dimensions: Sequence[int], mean: bool) -> None:
+        self._runs, self._dimensions, self._mean = runs, dimensions, mean
         self._module = runs.module
         self._coarse = coarse(runs.module)
-        self._redrawn: list[Result] = []  # the same rows with other random numbers
-        self.places: list[Rows | None] = []  # where examples are in each tensor that came out, once it was tried
+        self._redrawn: list[RunResult] = []  # the same rows with other random numbers
+        self.places: list[ExampleAxis | None] = []  # where examples are in each returned tensor
 
     def conclusive(self) -> bool:
-        """Refuse the module if it mixes these examples. False if they are too much alike to tell."""
+        """Raise where the module mixes these examples. False if they are too much alike to tell."""
         buffers = {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}
         rows, whole = self._told_apart()
         self._rows, self._all = rows, range(len(rows))
@@ -47,29 +49,28 @@ class ModuleTrial:
         self._refuse_tables(whole, fewer)
         self._refuse_counting(whole, fewer)
         self.places = places = [
-            rows_of(one, less, len(rows), self._dimensions == (0,))
+            example_axis(one, less, len(rows), self._dimensions == (0,))
             for one, less in zip(whole.outputs, fewer.outputs, strict=False)
         ]
         self._refuse_nowhere(places, whole)
         self._refuse_crossing(places)
-        if _given_items(self._runs) or any(o.numel() == 1 for o in whole.outputs):
+        if given_items(self._runs) or any(o.numel() == 1 for o in whole.outputs):
             self._refuse_shared_scalars(places, random=self._random(whole, fewer))
         return decided
 
     # ---- rows ----------------------------------------------------------------------------------------------------
 
-    def _told_apart(self) -> tuple[list[Row], Result]:
-        """Rows so many that no layer is given a length that is their number by chance."""
+    def _told_apart(self) -> tuple[list[Row], RunResult]:
+        """The rows and the first run: so many that no layer has a second dimension of this length by chance."""
         for number in range(_FEWEST, _MOST + 1):
-            chosen = unlike(self._runs.parts.leaves, self._runs.dims, self._count, number)
-            rows = [Row(index) for index in chosen]
+            rows = [Row(index) for index in unlike_rows(self._runs.arguments, number)]
             whole = self._runs.observe(rows)
             if not any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in whole.seen.inputs):
                 break
         return rows, whole
 
-    def _replace(self, whole: Result, redrawn: Result, fewer: Result) -> bool:
-        """Replace examples, and refuse where others change. Whether all of them were replaced by something else."""
+    def _replace(self, whole: RunResult, redrawn: RunResult, fewer: RunResult) -> bool:
+        """Raise where replacing examples changes others. Whether each one was replaced by a different one."""
         own = self._runs.leaves(self._rows)
         changed: set[int] = set()
         for run, kept in enumerate(splits(len(self._rows))):
@@ -83,14 +84,14 @@ class ModuleTrial:
                 except Exception:
                     if kind == "own":
                         raise
-                    continue  # the model does not take such an example: another one is tried
+                    continue  # the model does not take such an example: the next kind is tried
                 self._refuse_mixing(redrawn if seed else whole, found, fewer, kept)
-                changed.update(p for p in others if differ(own, leaves, self._runs.dims, [p]))
+                changed.update(p for p in others if all_differ(own, leaves, self._runs.arguments.dims, [p]))
                 break
         return changed == set(self._all)
 
-    def _redraw(self, whole: Result, fewer: Result) -> None:
-        """What a module does with some probability only is met by more draws."""
+    def _redraw(self, whole: RunResult, fewer: RunResult) -> None:
+        """Compare with more seeds, to meet what a module does with some probability only."""
         kept = [place for place in self._all if place % 2]
         for seed in range(2, 2 + redraws(whole.draws, own=bool(self._runs.before.generators))):
             base = self._runs.observe(self._rows, seed)
@@ -112,36 +113,36 @@ class ModuleTrial:
                     "without noise. Freeze it, or replace the module that keeps it."
                 )
 
-    def _refuse_memory(self, whole: Result, again: Result, fewer: Result) -> None:
-        """What is kept between calls may be counted or cached, but not made of examples."""
+    def _refuse_memory(self, whole: RunResult, again: RunResult, fewer: RunResult) -> None:
+        """Attributes may count calls or hold caches, but not depend on examples."""
         for name, one, twin, less in _together(whole, again, fewer):
-            if differs(one, twin, examples(one, less), self._all):
+            if differs(one, twin, example_dimension(one, less), self._all):
                 raise UnsupportedModuleError(_KEEPS.format(name))
         if whole.state.changed_from(self._runs.before) is None:
-            return  # it keeps nothing
+            return  # no attribute changed
         after_same = self._after(self._rows)
         try:
             after_other = self._after([Row(row.source, "large") for row in self._rows])
         except Exception:  # the model does not take such examples
             after_other = self._after([self._rows[0]] * len(self._rows))
         for name, one, twin, less in _together(after_same, after_other, fewer):
-            if differs(one, twin, examples(one, less), self._all):
+            if differs(one, twin, example_dimension(one, less), self._all):
                 raise UnsupportedModuleError(_KEEPS.format(name))
         keeper = after_same.state.changed_from(after_other.state)
         if keeper is not None:
             raise UnsupportedModuleError(_KEEPS.format(keeper))
 
-    def _after(self, first: Sequence[Row]) -> Result:
-        """A run on the rows that comes after one on others."""
+    def _after(self, first: Sequence[Row]) -> RunResult:
+        """A run on the rows right after a run on `first`, with the attributes that this one left."""
         try:
             self._runs.observe(first, keep_state=True)
             return self._runs.observe(self._rows)
         finally:
             self._runs.before.restore()
 
-    def _refuse_mixing(self, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> None:
+    def _refuse_mixing(self, whole: RunResult, found: RunResult, fewer: RunResult, kept: Sequence[int]) -> None:
         for name, one, other, less in _together(whole, found, fewer):
-            if differs(one, other, examples(one, less), kept):
+            if differs(one, other, example_dimension(one, less), kept):
                 who = name
                 if self._was_given_mixed(name, whole, found, fewer, kept):
                     who = f"{name.rpartition('.')[0] or 'the model'} (what it gives to {name})"
@@ -151,35 +152,39 @@ class ModuleTrial:
                     "example alone."
                 )
 
-    def _was_given_mixed(self, name: str, whole: Result, found: Result, fewer: Result, kept: Sequence[int]) -> bool:
-        """Whether a layer was given mixed examples, so that it is not the one that mixed them."""
+    def _was_given_mixed(
+        self, name: str, whole: RunResult, found: RunResult, fewer: RunResult, kept: Sequence[int]
+    ) -> bool:
+        """Whether the layer's input was mixed already, so that it is not the layer at fault."""
         inputs = zip(whole.seen.inputs, found.seen.inputs, fewer.seen.inputs, strict=False)
         return any(
-            own == twin == name and differs(one, other, examples(one, less), kept)
+            own == twin == name and differs(one, other, example_dimension(one, less), kept)
             for (own, one, _), (twin, other, _), (_, less, _) in inputs
         )
 
-    def _random(self, whole: Result, fewer: Result) -> bool:
+    def _random(self, whole: RunResult, fewer: RunResult) -> bool:
         return any(self._drawn(whole, fewer))
 
-    def _drawn(self, whole: Result, fewer: Result) -> list[bool]:
-        """Of each tensor that came out: whether random numbers decide it. One draw may well come out as another."""
+    def _drawn(self, whole: RunResult, fewer: RunResult) -> list[bool]:
+        """For each output: whether it depends on random numbers. Several seeds, since two may give the same result."""
         found = [False] * len(list(_together(whole, whole, fewer)))
         for redrawn in self._redrawn:
             pairs = list(_together(whole, redrawn, fewer))
-            last = len(found) - len(pairs)  # of the outermost module alone, where other modules ran by chance
+            last = len(found) - len(
+                pairs
+            )  # outputs of the outermost module only, where the seed changed which modules ran
             found[:last] = [True] * last
             for place, (_, one, twin, less) in enumerate(pairs, last):
-                found[place] = found[place] or differs(one, twin, examples(one, less), self._all)
+                found[place] = found[place] or differs(one, twin, example_dimension(one, less), self._all)
         return found
 
-    def _refuse_counting(self, whole: Result, fewer: Result) -> None:
+    def _refuse_counting(self, whole: RunResult, fewer: RunResult) -> None:
         drawn = self._drawn(whole, fewer)
         for place, (name, one, _, less) in enumerate(_together(whole, whole, fewer)):
-            dim = examples(one, less)
+            dim = example_dimension(one, less)
             if dim is None or drawn[place] or torch.equal(one.narrow(dim, 1, less.shape[dim]), less):
-                continue  # what draws random numbers draws others for fewer examples
-            # Other shapes are summed in another order, so this is a coarser comparison.
+                continue  # random outputs differ anyway, since fewer examples draw other numbers
+            # Other shapes are summed in another order, so the tolerance is larger here.
             rest = one.narrow(dim, 1, less.shape[dim])
             finite = rest[rest.isfinite()].abs() if rest.is_floating_point() else rest.new_zeros(0)
             size = float(finite.max()) if finite.numel() else 0.0
@@ -190,7 +195,7 @@ class ModuleTrial:
                     "among them it is. Leave the mean over examples to the loss."
                 )
 
-    def _refuse_tables(self, whole: Result, fewer: Result) -> None:
+    def _refuse_tables(self, whole: RunResult, fewer: RunResult) -> None:
         count = len(self._rows)
         for (name, _, before), (_, _, after) in zip(whole.seen.inputs, fewer.seen.inputs, strict=False):
             if not any(
@@ -204,7 +209,7 @@ class ModuleTrial:
                     "over the batch before the layer, or freeze the layer."
                 )
 
-    def _refuse_nowhere(self, places: Sequence[Rows | None], whole: Result) -> None:
+    def _refuse_nowhere(self, places: Sequence[ExampleAxis | None], whole: RunResult) -> None:
         if any(place is not None for place in places) or any(leaf.numel() == 1 for leaf in whole.outputs):
             return
         raise UnsupportedModuleError(
@@ -213,17 +218,17 @@ class ModuleTrial:
             "[T, N, ...]) from the loader to the loss."
         )
 
-    def _refuse_crossing(self, places: Sequence[Rows | None]) -> None:
-        """Scaling where a gradient starts, by another number for each example, must scale that example's alone."""
+    def _refuse_crossing(self, places: Sequence[ExampleAxis | None]) -> None:
+        """Scaling each example's output gradient by a factor must scale that example's parameter gradients by it."""
         factors = scales(len(self._rows))
         plain = self._runs.norms(self._rows, lambda outputs: cotangent(outputs, places, [1.0] * len(factors)))
         if not plain:
             return
         scaled = self._runs.norms(self._rows, lambda outputs: cotangent(outputs, places, factors))
-        crossing = crossed(plain, scaled, factors)
+        crossing = crossing_parameter(plain, scaled, factors)
         if crossing is not None:
-            raise UnsupportedModuleError(CROSSED.format(owner(crossing, self._runs.capture)))
-        # What scales gradients by something of the batch, and leaves the outputs as they are, shows here alone.
+            raise UnsupportedModuleError(CROSSED.format(module_of(crossing, self._runs.capture)))
+        # Only this finds what changes gradients by a value of the batch without changing outputs (hooks, autograd).
         kept = [place for place in self._all if place % 2]
         try:
             rows = replaced(self._rows, kept, "large")
@@ -232,13 +237,13 @@ class ModuleTrial:
             raise
         except Exception:
             return  # the model does not take such examples
-        if not alike(plain, other, kept, max(self._coarse, 1e-2)):
+        if not norms_alike(plain, other, kept, max(self._coarse, 1e-2)):
             raise UnsupportedModuleError(_GRADIENTS.format(self._runs.capture.module_name(self._module)))
 
-    def _refuse_shared_scalars(self, places: Sequence[Rows | None], random: bool) -> None:
+    def _refuse_shared_scalars(self, places: Sequence[ExampleAxis | None], random: bool) -> None:
         """A loss that the module computes itself must be a plain mean (or sum) over examples."""
         name = self._runs.capture.module_name(self._module)
-        if _given_items(self._runs):
+        if given_items(self._runs):
             raise UnsupportedModuleError(_SCALAR.format(name))
 
         def total(outputs: list[Tensor]) -> Tensor | None:
@@ -260,12 +265,12 @@ class ModuleTrial:
                 raise
             except Exception:
                 continue
-            if not alike(base, other, kept, self._coarse):
+            if not norms_alike(base, other, kept, self._coarse):
                 raise UnsupportedModuleError(_SCALAR.format(name))
         if not random:
             fewer = self._runs.norms(self._rows[1:], total)
             scale = (count - 1) / count if self._mean else 1.0
-            if not alike(base, fewer, range(1, count), self._coarse, scale, missing=1):
+            if not norms_alike(base, fewer, range(1, count), self._coarse, scale, missing=1):
                 raise UnsupportedModuleError(_SCALAR.format(name))
 
 
@@ -284,13 +289,10 @@ _SCALAR = (
 )
 
 
-def _given_items(runs: Runs) -> bool:
-    _, kwargs = runs.parts.rebuilt(runs.parts.leaves)
-    return kwargs.get("num_items_in_batch") is not None
-
-
-def cotangent(outputs: Sequence[Tensor], places: Sequence[Rows | None], factors: Sequence[float]) -> Tensor | None:
-    """A sum of outputs with random weights, each example's times its factor; None where no output can be told apart."""
+def cotangent(
+    outputs: Sequence[Tensor], places: Sequence[ExampleAxis | None], factors: Sequence[float]
+) -> Tensor | None:
+    """Sum of all outputs with random weights, each example's times its factor; None where no output has examples."""
     generator = torch.Generator().manual_seed(0)
     total: Tensor | None = None
     for leaf, place in zip(outputs, places, strict=False):
@@ -304,8 +306,8 @@ def cotangent(outputs: Sequence[Tensor], places: Sequence[Rows | None], factors:
     return total
 
 
-def _together(*runs: Result) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-    """What each module gave in three runs, side by side; what the outermost gave where different modules ran."""
+def _together(*runs: RunResult) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """The outputs of each layer in three runs, with its name; of the outermost only, where other layers ran."""
     lists = [run.seen.outputs for run in runs]
     if len({tuple(name for name, _ in given) for given in lists}) > 1:
         lists = [given[-1:] for given in lists]

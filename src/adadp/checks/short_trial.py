@@ -1,68 +1,65 @@
-"""The short trial: whether a module, or a loss with all that it calls, plainly keeps examples apart.
+"""The short trial: the few passes that are enough for a module or a loss which keeps its examples apart exactly.
 
-A few rows go through as they are, with half of them replaced, and with one of them left out, and gradients go back with
-another factor for each example. All results stay on their device until the end and are compared there; the host reads
-one table of numbers. Where anything is not as plain as it should be, and where a model draws random numbers or keeps
-something between calls, `passes` is False: the long trial (`adadp.checks.module`, `adadp.checks.loss`) decides then.
+A few rows are run as they are, with half of them replaced, and with the first one left out; gradients are taken with a
+different factor for each example. All results are compared on their device, and the host reads one table of numbers at
+the end. `passes` is True only where every kept example's result is bitwise equal and every gradient norm is as
+predicted. Anything else (small differences, random draws, attributes that change, any exception) is False, and the long
+trial (`module_trial`, `loss_trial`), which also knows why, decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from adadp.checks.compared import Rows, coarse, examples, rows_of
-from adadp.checks.made import Row, replaced, splits, unlike
-from adadp.checks.norms import scales
-from adadp.checks.runs import LossRuns, Runs
-from adadp.checks.seeds import generators_kept, on_a_gpu, seed_of, seeded
-from adadp.checks.state import State
-from adadp.gradients import Capture
+from adadp.checks.comparison import ExampleAxis, coarse, example_axis, example_dimension
+from adadp.checks.gradient_norms import scales, stacked_norms
+from adadp.checks.module_state import ModuleState
+from adadp.checks.seeds import generators_kept, seed_of, seeded
+from adadp.checks.trial_rows import Row, replaced, splits, unlike_rows
+from adadp.checks.trial_runs import LossRuns, TrialRuns
 from adadp.gradients.capture.capture import Observed
-from adadp.gradients.rounding import exact_arithmetic
 
-_NUMBERS = (4, 3, 5, 6, 7, 8)  # of rows
-#: What takes the place of examples, one kind for each split of four rows.
+_NUMBERS = (4, 3, 5, 6, 7, 8)  # of rows, tried in this order
+#: The kind of row that replaces examples, one for each split of four rows.
 _FOR_MODULES = ("zero", "large", "own", "ignored")
 _FOR_LOSSES = ("zero", "large", "missing", "ignored")
-_WITH_GRADIENTS = 1  # the split that gradients are taken of
+_WITH_GRADIENTS = 1  # the split for which gradients are taken
 
 
 class _Unclear(Exception):  # noqa: N818 - no error: the long trial decides
-    """Something is not plain."""
+    """The short trial cannot say that examples are kept apart."""
 
 
 @dataclass(frozen=True)
 class _Pass:
     seen: Observed
     outputs: list[Tensor]
-    names: tuple[str, ...] = ()  # of the parameters that gradients came to
+    names: tuple[str, ...] = ()  # of the parameters that have gradients
     norms: Tensor | None = None  # their squared norms, [parameters, n], on their device
 
     def tensors(self) -> list[Tensor]:
-        """Everything that came out anywhere, in order."""
+        """All outputs: those of each layer, then those of the whole."""
         return [*(leaf for _, leaves in self.seen.outputs for leaf in leaves), *self.outputs]
 
 
-class Screen:
-    """One short trial. `places` says afterwards where examples are in what came out."""
+class ShortTrial:
+    """One short trial. Afterwards `places` says where examples are in each tensor that is returned."""
 
-    def __init__(self, runs: Runs, count: int, dimensions: Sequence[int]) -> None:
-        self._runs, self._count, self._dimensions = runs, count, dimensions
+    def __init__(self, runs: TrialRuns, dimensions: Sequence[int]) -> None:
+        self._runs, self._dimensions = runs, dimensions
         self._of_loss = isinstance(runs, LossRuns)
         self._weights: list[Tensor] = []
-        self._thread: ThreadPoolExecutor | None = None
-        self.places: list[Rows | None] = []
+        self.places: list[ExampleAxis | None] = []
 
     def passes(self) -> bool:
-        """Whether all is plain. Whatever is raised is left to the long trial."""
+        """Whether examples are kept apart exactly. Every exception means no: the long trial will meet it again."""
         runs = self._runs
-        for leaf, dim in zip(runs.parts.leaves, runs.dims, strict=True):
+        for leaf, dim in runs.arguments.pairs():
             if dim is not None and (not isinstance(leaf, Tensor) or leaf.requires_grad or leaf.is_complex()):
                 return False
         buffers = [(buffer, buffer._version) for buffer in runs.module.buffers()]
@@ -72,8 +69,6 @@ class Screen:
         except Exception:
             return False
         finally:
-            if self._thread is not None:
-                self._thread.shutdown()
             runs.before.restore()
         after = list(runs.module.buffers())
         return len(after) == len(buffers) and all(
@@ -98,14 +93,13 @@ class Screen:
         exact, differences = len(replacing), [*replacing, *leaving_out]
         changed = self._changed(own, given, kept)
         gradients = self._gradients(base, found[_WITH_GRADIENTS], fewer)
-        table = torch.cat([_together(differences), changed, *gradients]).tolist()  # here the host waits, once
+        table = torch.cat([_together(differences), changed, *gradients]).tolist()  # the only time that the host waits
         self._decide(table, len(differences), exact, count, kept[_WITH_GRADIENTS], factors, base)
 
     def _base(self) -> tuple[_Pass, list[Row]]:
-        """Rows so many that no layer is given a length that is their number by chance, and what comes of them."""
-        leaves, dims = self._runs.parts.leaves, self._runs.dims
+        """The first pass and its rows: so many that no layer has a second dimension of this length by chance."""
         for number in _NUMBERS:
-            rows = [Row(index) for index in unlike(leaves, dims, self._count, number)]
+            rows = [Row(index) for index in unlike_rows(self._runs.arguments, number)]
             base = self._pass(self._runs.leaves(rows), [1.0] * number, first=True)
             alike = any(given.ndim > 1 and given.shape[:2] == (number, number) for _, given, _ in base.seen.inputs)
             if self._dimensions == (0,) or not alike:  # examples come first, whatever comes second
@@ -113,7 +107,7 @@ class Screen:
         raise _Unclear
 
     def _pass(self, leaves: Sequence[Any], factors: Sequence[float] | None, first: bool = False) -> _Pass:
-        """A run with the same random numbers; with `factors` gradients are taken, each example's times its own."""
+        """A run, always with the same random numbers. With `factors`, gradients are taken of losses times factors."""
         runs, capture = self._runs, self._runs.capture
         before = runs.before
         with seeded(seed_of(runs.trial, 0)) as draws, capture.aside(), torch.enable_grad():
@@ -122,24 +116,17 @@ class Screen:
             result = _Pass(seen, [leaf.detach() for leaf in outputs])
             if factors is not None:
                 capture.differentiate(self._total(outputs, factors))
-                result = _Pass(seen, result.outputs, *self._measured(len(factors)))
-        if draws.any or (first and (before.generators or State(runs.module).changed_from(before) is not None)):
+                names, norms = stacked_norms(capture, len(factors))
+                if norms is None:
+                    raise _Unclear
+                result = _Pass(seen, result.outputs, names, norms)
+        if draws.any or (first and (before.generators or ModuleState(runs.module).changed_from(before) is not None)):
             raise _Unclear
         before.restore()
         return result
 
-    def _measured(self, count: int) -> tuple[tuple[str, ...], Tensor]:
-        """Names of the parameters that gradients came to, and the squared norms."""
-        if self._of_loss:
-            return _measured(self._runs.capture, count)
-        # By another thread: torch.func does not work where hooks on saved tensors are on, as around a module's call.
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1)
-        stream = torch.cuda.current_stream() if on_a_gpu() else None
-        return self._thread.submit(_measured_there, self._runs.capture, count, stream).result()
-
     def _total(self, outputs: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
-        """What gradients start from. Outputs of a module get random weights, the same in each pass."""
+        """The scalar to differentiate: losses times factors; outputs of a module also times random weights."""
         count = len(factors)
         total: Tensor | None = None
         for place, leaf in enumerate(outputs):
@@ -161,10 +148,10 @@ class Screen:
             raise _Unclear
         return total
 
-    # ---- what is compared ----------------------------------------------------------------------------------------
+    # ---- comparing -----------------------------------------------------------------------------------------------
 
     def _refuse_shapes(self, base: _Pass, fewer: _Pass, count: int) -> None:
-        """Every layer must see one row less, and all that comes out must have a row for each example."""
+        """Without the first example every layer must see one row less; every result must have a row for each."""
         for (_, one, _), (_, less, _) in zip(base.seen.inputs, fewer.seen.inputs, strict=True):
             if not any(
                 one.ndim > d and less.ndim > d and one.shape[d] == count and less.shape[d] == count - 1
@@ -172,14 +159,15 @@ class Screen:
             ):
                 raise _Unclear
         first = self._dimensions == (0,)
-        self.places = [rows_of(one, less, count, first) for one, less in zip(base.outputs, fewer.outputs, strict=True)]
-        self._dims = [examples(one, less) for one, less in zip(base.tensors(), fewer.tensors(), strict=True)]
-        _, kwargs = self._runs.parts.rebuilt(self._runs.parts.leaves) if not self._of_loss else ((), {})
-        if None in self.places or kwargs.get("num_items_in_batch") is not None:
+        self.places = [
+            example_axis(one, less, count, first) for one, less in zip(base.outputs, fewer.outputs, strict=True)
+        ]
+        self._dims = [example_dimension(one, less) for one, less in zip(base.tensors(), fewer.tensors(), strict=True)]
+        if None in self.places or (not self._of_loss and given_items(self._runs)):
             raise _Unclear
 
     def _between(self, base: _Pass, found: Sequence[_Pass], kept: Sequence[Sequence[int]]) -> list[Tensor]:
-        """For each split and each tensor that comes out anywhere: the largest change among the kept examples."""
+        """For each split and each output of any layer: the largest change among the kept examples."""
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
         for other, stay in zip(found, kept, strict=True):
@@ -191,18 +179,18 @@ class Screen:
                 if dim is not None and one.numel():
                     ours.append(_some(one, dim, stay))
                     theirs.append(_some(two, dim, stay))
-        return largest(ours, theirs)
+        return largest_differences(ours, theirs)
 
     def _without_the_first(self, base: _Pass, fewer: _Pass) -> list[Tensor]:
         """The same where the first example was left out."""
         tensors = zip(base.tensors(), fewer.tensors(), self._dims, strict=True)
         pairs = [(one.narrow(d, 1, less.shape[d]), less) for one, less, d in tensors if d is not None and less.numel()]
-        return largest([one for one, _ in pairs], [less for _, less in pairs])
+        return largest_differences([one for one, _ in pairs], [less for _, less in pairs])
 
     def _changed(self, own: Sequence[Any], given: Sequence[Sequence[Any]], kept: Sequence[Sequence[int]]) -> Tensor:
-        """For each example, whether some split put something else in its place, [n], as 0 or 1."""
+        """For each example, whether some split replaced it by something else, [n], as 0 or 1."""
         found: Tensor | None = None
-        for place, (leaf, dim) in enumerate(zip(own, self._runs.dims, strict=True)):
+        for place, (leaf, dim) in enumerate(zip(own, self._runs.arguments.dims, strict=True)):
             if dim is not None:
                 others = torch.stack([leaves[place] for leaves in given]).movedim(dim + 1, 1)
                 changed = (others != leaf.movedim(dim, 0)).flatten(2).any(2) if leaf.ndim > 1 else others != leaf
@@ -226,7 +214,7 @@ class Screen:
         factors: Sequence[float],
         base: _Pass,
     ) -> None:
-        """Raise where a number of the table is not what it must be. (What is not a number never is.)"""
+        """Raise where a number of the table is not what it must be. Comparisons are written so that NaN fails them."""
         if not all(value == 0 for value in table[:exact]):
             raise _Unclear
         if not all(value <= 1e-4 for value in table[exact:differences]):  # other shapes are summed in another order
@@ -247,30 +235,22 @@ class Screen:
             raise _Unclear
 
 
-def _measured_there(capture: Capture, count: int, stream: Any) -> tuple[tuple[str, ...], Tensor]:
-    with torch.cuda.stream(stream):  # the current one and its device are a thread's
-        return _measured(capture, count)
-
-
-def _measured(capture: Capture, count: int) -> tuple[tuple[str, ...], Tensor]:
-    """Names of the parameters that gradients came to and squared norms [parameters, n] in double precision."""
-    forms = capture.look()
-    if not forms or any(form.count != count for form in forms.values()):
-        raise _Unclear
-    with torch.no_grad(), exact_arithmetic():
-        return tuple(forms), torch.stack([form.squared_norms() for form in forms.values()]).double()
+def given_items(runs: TrialRuns) -> bool:
+    """Whether a module is given `num_items_in_batch`, by which Hugging Face's losses divide."""
+    _, kwargs = runs.arguments.parts.rebuilt(runs.arguments.leaves)
+    return kwargs.get("num_items_in_batch") is not None
 
 
 def _some(tensor: Tensor, dim: int, rows: Sequence[int]) -> Tensor:
-    """Some rows: a view where they are evenly apart."""
+    """Some rows: as a view where they are evenly spaced."""
     step = rows[1] - rows[0] if len(rows) > 1 else 1
     if list(rows) == list(range(rows[0], rows[-1] + 1, step)):
         return tensor[(*[slice(None)] * dim, slice(rows[0], rows[-1] + 1, step))]
     return tensor.index_select(dim, torch.tensor(list(rows), device=tensor.device))
 
 
-def largest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[Tensor]:
-    """The largest difference of each two tensors, as a scalar."""
+def largest_differences(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[Tensor]:
+    """The largest absolute difference of each pair of tensors, as a scalar (for integers: whether they differ)."""
     whole = [place for place, one in enumerate(ours) if one.is_floating_point()]
     found: list[Tensor] = [torch.empty(0)] * len(ours)
     if whole:
@@ -291,5 +271,5 @@ def _together(values: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(values)).double()
 
 
-def _device(runs: Runs) -> torch.device:
+def _device(runs: TrialRuns) -> torch.device:
     return next((p.device for p in runs.module.parameters()), torch.device("cpu"))

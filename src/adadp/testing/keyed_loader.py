@@ -1,4 +1,4 @@
-"""What a loader draws in a world: lots, items and what collate makes of them, all by key."""
+"""A loader of a world: its lots, the randomness in its items and in its collate function are drawn by key."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch.utils.data import Dataset
 from adadp.accounting.events import Event
 from adadp.randomness import Randomness
 from adadp.sampling.schemes import Poisson, Sampling
-from adadp.testing.held import READS
-from adadp.testing.keyed import Rows, generators_kept, seed_everything, seed_of, uniform
+from adadp.testing.changed_dataset import READS
+from adadp.testing.keyed_draws import RowOwners, generators_kept, seed_everything, seed_of, uniform
 
 if TYPE_CHECKING:
-    from adadp.testing.world import Run, World
+    from adadp.testing.world import WatchedRun, World
 
 
-class LockstepLots(Sampling):
-    """Lots whose coins are keyed by lot and index, so that both worlds draw the same others.
+class KeyedLots(Sampling):
+    """Lots keyed by their number and the examples' indices, so that both worlds draw the same other examples.
 
-    Where lots are drawn by coins the example is added to those that hold it; where they have a fixed size it is in
-    those of both worlds, and replaced.
+    Poisson: the second world's lots have the example in addition. Fixed size: the example's index is in the lots of
+    both worlds, and the item there differs.
     """
 
-    def __init__(self, world: World, run: Run, sampling: Sampling) -> None:
+    def __init__(self, world: World, run: WatchedRun, sampling: Sampling) -> None:
         super().__init__(sampling.examples, sampling.lot)
         self._world, self._run, self._sampling = world, run, sampling
         self.name, self.neighbours, self.reasons = sampling.name, sampling.neighbours, sampling.reasons
@@ -58,7 +58,7 @@ class LockstepLots(Sampling):
         return torch.as_tensor(drawn)
 
     def _fill_pieces(self, chosen: np.ndarray[Any, np.dtype[np.bool_]], lot: int) -> None:
-        """Where lots come in pieces, let others fill theirs in every third lot: the example then makes one more."""
+        """In every third lot let the others fill whole microbatches, so that the example needs one more."""
         size = self._run.loader.max_physical_batch_size
         if size and lot % 3 == 1:
             others = np.flatnonzero(chosen)
@@ -68,10 +68,10 @@ class LockstepLots(Sampling):
         return self._sampling.event(noise_multiplier)
 
 
-class Items(Dataset[Any]):
-    """The items that a loader reads, with augmentation drawn by lot and index."""
+class KeyedItems(Dataset[Any]):
+    """The items that a loader reads, with augmentation keyed by lot and index."""
 
-    def __init__(self, world: World, run: Run, dataset: Any) -> None:
+    def __init__(self, world: World, run: WatchedRun, dataset: Any) -> None:
         self._world, self._run, self._dataset = world, run, dataset
 
     def __len__(self) -> int:
@@ -91,16 +91,16 @@ class Items(Dataset[Any]):
                 draws.rows = rows
 
 
-class Collate:
-    """The loop's own collate, with what it draws for a row keyed by the example in it."""
+class KeyedCollate:
+    """The loop's own collate function, with what it draws for a row keyed by the row's example."""
 
-    def __init__(self, world: World, run: Run, collate: Callable[[Any], Any]) -> None:
+    def __init__(self, world: World, run: WatchedRun, collate: Callable[[Any], Any]) -> None:
         self._world, self._run, self._collate = world, run, collate
 
     def __call__(self, fetched: list[tuple[int, Any]]) -> Any:
         world, draws, lot = self._world, self._world.draws, _lot(self._run)
         indices = tuple(index for index, _ in fetched)
-        rows, draws.rows = draws.rows, Rows(indices, (self._run.number, -1 - lot))
+        rows, draws.rows = draws.rows, RowOwners(indices, (self._run.number, -1 - lot))
         items = [item for _, item in fetched]
         with generators_kept():
             seed_everything(world.key, self._run.number, "collate", lot)
@@ -112,13 +112,13 @@ class Collate:
         return batch
 
 
-def _lot(run: Run) -> int:
-    """The lot that is being fetched: the loader draws it just before."""
+def _lot(run: WatchedRun) -> int:
+    """The lot that is being fetched."""
     return int(getattr(run.loader.sampling, "current", 0))
 
 
 def _order(indices: tuple[int, ...], items: Sequence[Any], batch: Any) -> tuple[int, ...]:
-    """Whose row each row of the batch is: collate may have sorted them. As they were where it cannot be seen."""
+    """The index of the example in each row, since collate may have sorted rows. Unsorted where it cannot be known."""
     columns = [
         leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(indices)
     ]
@@ -132,7 +132,7 @@ def _order(indices: tuple[int, ...], items: Sequence[Any], batch: Any) -> tuple[
                 return indices
             free, found = list(range(len(indices))), []
             for row in column:
-                # The longest that fits: a short example may be how a longer one begins.
+                # The longest that fits: a short example may be the beginning of a longer one.
                 fits = [place for place in free if _starts(row, wanted[place])]
                 if not fits:
                     break
@@ -145,10 +145,10 @@ def _order(indices: tuple[int, ...], items: Sequence[Any], batch: Any) -> tuple[
 
 
 def _starts(row: Tensor, leaf: Tensor) -> bool:
-    """Whether a row of a batch, which may be padded, begins with this part of an item."""
+    """Whether a row of a batch, which may be padded, begins with this tensor of an item."""
     if any(size > room for size, room in zip(leaf.shape, row.shape, strict=True)):
         return False
     return torch.equal(row[tuple(slice(size) for size in leaf.shape)], leaf)
 
 
-__all__ = ["Collate", "Items", "LockstepLots"]
+__all__ = ["KeyedCollate", "KeyedItems", "KeyedLots"]

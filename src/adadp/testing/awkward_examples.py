@@ -1,4 +1,4 @@
-"""Examples made to be awkward, from the form of the user's own: extremes, long and short, silent, not numbers."""
+"""Examples that are likely to show a fault, made from the structure of the user's items: extreme, long, short, NaN."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.testing.held import Change
+from adadp.testing.changed_dataset import Change
 
-_LOOKED_AT = 64  # items whose values, lengths and classes are looked at
+_LOOKED_AT = 64  # how many items are read for their values, lengths and classes
 IGNORED = -100
-"""The label that cross entropy leaves out."""
+"""The label that torch's cross entropy leaves out."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """An example to be put in and left out. `index` is its place in the dataset, None for any."""
+    """An example to be added and left out. `index` is its place in the dataset, None for any."""
 
     name: str
     item: Any
@@ -30,9 +30,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The other examples of both worlds. `change` says what they are, given the place of the one under test.
+    """The other examples of both worlds: the user's own, changed by `change(index of the one under test)`.
 
-    Those at `always`, counted from there, are in every lot; `examples` are the made ones to try here, None for all.
+    Those at the offsets `always` from that index are in every lot. `examples` names the awkward examples to try among
+    them, None for all.
     """
 
     name: str
@@ -41,8 +42,8 @@ class Surroundings:
     examples: tuple[str, ...] | None = None
 
 
-class Schema:
-    """What the items of a dataset look like."""
+class ItemSchema:
+    """The structure of a dataset's items: which leaves are numbers, labels and classes."""
 
     def __init__(self, dataset: Any) -> None:
         self.items = [dataset[index] for index in range(min(_LOOKED_AT, len(dataset)))]
@@ -52,7 +53,7 @@ class Schema:
         whole = [leaf for leaf in leaves if _is_array(leaf) and not _is_float(leaf)]
         self.labelled = any(bool((_tensor(leaf) == IGNORED).any()) for leaf in whole)
         self.has_floats = any(_is_float(leaf) for leaf in leaves)
-        # The values of numbers that stand alone, by their place in the item: classes.
+        # Classes: the values of single integers, by their position among the item's leaves.
         self._classes: list[set[int]] = [set() for _ in _leaves(self.items[0])]
         for item in self.items:
             for seen, leaf in zip(self._classes, _leaves(item), strict=False):
@@ -60,11 +61,11 @@ class Schema:
                     seen.add(int(leaf))
 
     def smallest(self) -> Any:
-        """The item with the least in it: labels that count, then values, then the class."""
+        """The item with the fewest labels that count, then the fewest values, then the smallest class."""
         return min(self.items, key=_weight)
 
     def rarest(self, item: Any) -> Any:
-        """`item` with other classes: the largest that were seen, or the smallest where it has those."""
+        """`item` with its classes changed to the largest that were seen, or the smallest where it has that."""
         numbers = iter(range(len(self._classes)))
 
         def other(leaf: Any) -> Any:
@@ -77,9 +78,9 @@ class Schema:
         return _mapped(item, other)
 
 
-def made(dataset: Any) -> Iterator[Example]:
-    """Every example that can be made from items of this form."""
-    schema = Schema(dataset)
+def awkward_examples(dataset: Any) -> Iterator[Example]:
+    """Every awkward example that can be made from items of this structure."""
+    schema = ItemSchema(dataset)
     item, other = schema.items[0], schema.items[-1]
     yield Example("ordinary", item)
     yield Example("duplicate", schema.smallest())
@@ -101,8 +102,8 @@ def made(dataset: Any) -> Iterator[Example]:
 
 
 def surroundings(dataset: Any) -> list[Surroundings]:
-    """The user's own data; all others alike; all but one; neighbours that are corrupt."""
-    schema = Schema(dataset)
+    """The user's own data; all others the same; all but one the same; some others NaN."""
+    schema = ItemSchema(dataset)
     alike = schema.smallest()
     unlike = schema.rarest(alike)
     found = [Surroundings("own", lambda target: Change()), Surroundings("alike", lambda target: Change({}, alike))]
@@ -143,7 +144,7 @@ def _leaves(item: Any) -> list[Any]:
 
 
 def _is_array(leaf: Any) -> bool:
-    """Whether it holds several numbers: a tensor, an array, a list of them."""
+    """Whether a leaf holds several numbers: a tensor, an array, or a list of numbers."""
     if isinstance(leaf, Tensor | np.ndarray):
         return leaf.ndim > 0
     return isinstance(leaf, list) and len(leaf) > 0 and all(isinstance(value, int | float) for value in leaf)
@@ -166,7 +167,7 @@ def _tensor(leaf: Any) -> Tensor:
 
 
 def _as(leaf: Any, tensor: Tensor) -> Any:
-    """`tensor` in the type that `leaf` has."""
+    """`tensor` converted to the type of `leaf`."""
     if isinstance(leaf, Tensor):
         return tensor
     if isinstance(leaf, np.ndarray):
@@ -179,7 +180,7 @@ def _floats(item: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _labels(item: Any, change: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    """Change the labels: whatever holds whole numbers and some that are ignored."""
+    """Change labels: leaves of integers in which some are ignored."""
 
     def changed(leaf: Any) -> Any:
         if not _is_array(leaf) or _is_float(leaf) or not bool((_tensor(leaf) == IGNORED).any()):
@@ -192,12 +193,12 @@ def _labels(item: Any, change: Callable[[Tensor, Tensor], Tensor]) -> Any:
 
 
 def _lengths(item: Any) -> list[int]:
-    """Of the sequences in an item: whatever whole numbers it has in a row."""
+    """Lengths of an item's sequences of integers."""
     return [len(leaf) for leaf in _leaves(item) if _is_array(leaf) and not _is_float(leaf)]
 
 
 def _resized(item: Any, length: int) -> Any:
-    """Every sequence of whole numbers repeated or cut to `length`; a number that counts them follows."""
+    """Every sequence of integers repeated or cut to `length`; an integer that is their length is changed too."""
     before = _lengths(item)
 
     def changed(leaf: Any) -> Any:
@@ -223,4 +224,4 @@ def _same(one: Any, other: Any) -> bool:
     return all(torch.equal(_tensor(a), _tensor(b)) if _is_number(a) else a == b for a, b in pairs)
 
 
-__all__ = ["Example", "Surroundings", "made", "surroundings"]
+__all__ = ["Example", "Surroundings", "awkward_examples", "surroundings"]

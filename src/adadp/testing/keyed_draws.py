@@ -1,9 +1,9 @@
-"""Draws that follow from a key: the same for an example in both worlds, whoever else is in its lot.
+"""Keyed random numbers: an example gets the same ones in both worlds, whichever other examples are in its lot.
 
-A random stream that is read row by row would give every row behind an added one other numbers. So, while a batch is
-out, every random operation takes one number from its generator, and each value of its result is a hash of that number,
-of the identity of the example whose row it is in, and of its place in the row. Places are coordinates and not offsets,
-so that a row that is padded to another length keeps the values that it had.
+A stream that is read row by row would give other numbers to every row after an added one. So, while the loop works on a
+batch, every random operation takes one number (a seed) from its generator. Each value of its result is a hash of the
+seed, the index of the example in whose row it is, and its coordinates in the row: not an offset, so that a row that is
+padded to another length keeps its values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEEDED = torch.Tag.nondeterministic_seeded
 
 
 def seed_of(*parts: object) -> int:
-    """63 bits that follow from `parts`."""
+    """A 63-bit hash of `parts`."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -44,7 +44,7 @@ def _mixed(words: Words) -> Words:
 
 
 def _words(seed: int, shape: Sequence[int], axis: int | None, identities: Sequence[int]) -> Words:
-    """A word for each place of `shape`, whose `axis` holds `identities` (None: it holds nobody's rows)."""
+    """A 64-bit hash for each coordinate of `shape`, in which `identities` replace the indices along `axis`."""
     words = _mixed(np.array(seed, dtype=np.uint64))
     for dimension, size in enumerate(shape):
         places: Any = np.asarray(identities) if dimension == axis else np.arange(size)
@@ -54,18 +54,18 @@ def _words(seed: int, shape: Sequence[int], axis: int | None, identities: Sequen
 
 
 def uniform(seed: int, shape: Sequence[int], axis: int | None = None, identities: Sequence[int] = ()) -> Numbers:
-    """Values in [0, 1) that follow from `seed`, the identities along `axis` and all other coordinates alone."""
+    """Values in [0, 1): a hash of `seed`, the identity along `axis` (None: its index) and the other coordinates."""
     return uniform_of(_words(seed, shape, axis, identities))
 
 
 def normal(seed: int, shape: Sequence[int], axis: int | None = None, identities: Sequence[int] = ()) -> Numbers:
-    """Standard normal values, likewise."""
+    """Standard normal values, by the Box-Muller transform."""
     second = uniform(seed_of(seed, "angle"), shape, axis, identities)
     return box_muller(uniform(seed, shape, axis, identities), second)[0]
 
 
 def seed_everything(*parts: object) -> None:
-    """Start the global generators of torch, numpy and Python from `parts`."""
+    """Seed the global generators of torch, numpy and Python with a hash of `parts`."""
     seed = seed_of(*parts)
     _seed_torch(seed)
     np.random.seed(seed % 2**32)
@@ -73,7 +73,7 @@ def seed_everything(*parts: object) -> None:
 
 
 def _seed_torch(seed: int) -> None:
-    """As torch.manual_seed, which writes down where it was called from for devices that are not in use yet."""
+    """As torch.manual_seed, but without its queued calls for devices that are not initialized yet."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
@@ -81,7 +81,7 @@ def _seed_torch(seed: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Give the global generators back as they were."""
+    """Restore the global generators at the end."""
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -92,23 +92,23 @@ def generators_kept() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Whose rows the tensors of a batch hold, in order, and the number of that batch."""
+class RowOwners:
+    """The index of the example in each row of a batch, and the batch's number (run, lot)."""
 
     identities: tuple[int, ...]
     number: tuple[int, int] = (0, 0)
 
 
 class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Replaces what random operations of torch draw while `rows` says whose rows are worked on.
+    """Replaces the results of torch's random operations by keyed ones, while `rows` is set.
 
-    `drawn` notes each operation's form in the first world. Where the second one draws a tensor of the same form
-    although it has other rows, the tensor cannot be one of rows, and is drawn as in the first.
+    `drawn` notes the shape of each result in the first world. Where the second world draws the same shape although it
+    has another number of rows, the tensor holds no rows, and gets the values of the first world.
     """
 
     def __init__(self, earlier: KeyedDraws | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rows: Rows | None = None
+        self.rows: RowOwners | None = None
         self.batch_first = True
         self.drawn: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._earlier = {} if earlier is None else earlier.drawn
@@ -121,10 +121,10 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         return self._keyed(func, args, kwargs, self.rows)
 
-    def _keyed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows) -> Any:
+    def _keyed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowOwners) -> Any:
         given = _bound(func, args, kwargs)
         generator = given.get("generator")
-        # One number for each operation, whatever its size: a generator that is put back draws the same again.
+        # One number for each operation, whatever its size: a generator that the loop resets gives the same again.
         seed = int(torch.randint(2**62, (1,), generator=generator if _on_cpu(generator) else None))
         state = torch.default_generator.get_state()
         _seed_torch(seed)
@@ -133,15 +133,15 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw = _DRAWS.get(func._schema.name.partition("::")[2])
         first = result[0] if isinstance(result, tuple | list) else result
         if draw is None or not isinstance(first, Tensor) or first.is_meta or first.numel() == 0:
-            return result  # drawn from the lot's number alone
+            return result  # seeded, but not keyed by rows
 
         def places(shape: Sequence[int]) -> tuple[int | None, Sequence[int]]:
             return self._places(seed, tuple(shape), rows)
 
         return draw(_Operation(given, result, seed, places))
 
-    def _places(self, seed: int, shape: tuple[int, ...], rows: Rows) -> tuple[int | None, Sequence[int]]:
-        """Which dimension of `shape` holds the examples, and whose each of its places is."""
+    def _places(self, seed: int, shape: tuple[int, ...], rows: RowOwners) -> tuple[int | None, Sequence[int]]:
+        """Which dimension of `shape` holds examples (None: none does), and the identity at each of its indices."""
         key = (rows.number, seed, shape)
         whose = self._earlier.get(key, rows.identities)
         whose = rows.identities if len(whose) == len(rows.identities) else whose
@@ -150,7 +150,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for dimension in (0, 1) if self.batch_first else (1, 0):
             if len(shape) > dimension and shape[dimension] == count:
                 return dimension, whose
-        if shape and count and shape[0] % count == 0:  # rows of tokens, or of an example's heads
+        if shape and count and shape[0] % count == 0:  # several rows for each example: tokens, or heads
             each = shape[0] // count
             return 0, [identity * 2**20 + place for identity in whose for place in range(each)]
         return None, ()
@@ -158,7 +158,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class _Operation:
-    """A random operation that has run: its arguments by name, and what it gave."""
+    """A random operation that has run: its arguments by name, its result, and the seed that it took."""
 
     given: dict[str, Any]
     result: Any
@@ -172,27 +172,27 @@ class _Operation:
         return normal(self.seed, shape, *self.places(shape))
 
     def fill(self, values: Numbers | Tensor) -> Any:
-        """Put `values` in the place of what was drawn."""
+        """Write `values` into the result."""
         tensor = torch.as_tensor(values, device=self.result.device)
         if self.result.is_floating_point() and tensor.is_floating_point():
             tensor = tensor.to(self.result.dtype)
         return self.result.copy_(tensor)
 
     def like(self, value: Any) -> Any:
-        """An argument for arithmetic with numpy."""
+        """An argument as a number or a numpy array."""
         return value.detach().double().cpu().numpy() if isinstance(value, Tensor) else value
 
 
 def _bernoulli(one: _Operation) -> Any:
     chance = one.given["p"] if one.given.get("p") is not None else one.given["self"]
-    if chance is one.result:  # bernoulli_() without a chance
+    if chance is one.result:  # bernoulli_() without a probability
         chance = 0.5
     return one.fill((one.uniform(one.result.shape) < one.like(chance)).astype(np.float64))
 
 
 def _uniform(one: _Operation) -> Any:
     low, high = one.given.get("from", 0.0), one.given.get("to", 1.0)
-    # In 24 bits: a float32 must not be rounded up to the end of the interval.
+    # In 24 bits: rounding to float32 must not give the end of the interval.
     values = np.floor(one.uniform(one.result.shape) * 2**24) * 2.0**-24
     return one.fill(low + (high - low) * values)
 
@@ -271,4 +271,4 @@ def _on_cpu(generator: torch.Generator | None) -> bool:
     return generator is not None and generator.device.type == "cpu"
 
 
-__all__ = ["KeyedDraws", "Rows", "generators_kept", "normal", "seed_everything", "seed_of", "uniform"]
+__all__ = ["KeyedDraws", "RowOwners", "generators_kept", "normal", "seed_everything", "seed_of", "uniform"]

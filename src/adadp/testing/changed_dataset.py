@@ -1,4 +1,4 @@
-"""A dataset with some of its items replaced: what the user's training function is given in each world."""
+"""The user's dataset with some items replaced: what the training function is given in each world."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from adadp.errors import ConfigurationError
 
 READS: list[int] = []
-"""Items of the function's dataset that were read, in order; whoever wants to know empties it before."""
+"""Indices of items that were read, in order. `KeyedItems` empties it before each item that a loader reads."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is other than in the user's dataset: `items` by index; and `all_others`, if not None, at every other."""
+    """What differs from the user's dataset: `items` by index, and `all_others`, if not None, at every other index."""
 
     items: Mapping[int, Any] = field(default_factory=dict)
     all_others: Any = None
@@ -28,8 +28,8 @@ class Change:
         return self.items.get(index, self.all_others)
 
 
-class Held(Dataset[Any]):
-    """A view of a dataset of any kind. What is not an item (classes, transforms) is the dataset's own."""
+class ChangedDataset(Dataset[Any]):
+    """A dataset of any class with a change. Attributes (classes, transforms) are those of the original."""
 
     def __init__(self, dataset: Any, change: Change) -> None:
         self._dataset, self._change = dataset, change
@@ -41,7 +41,7 @@ class Held(Dataset[Any]):
         place = range(len(self))[int(index)]
         READS.append(place)
         item = self._change[place]
-        # A copy: a loop that works in place must not change what the other world is given.
+        # A copy: a loop that works in place must not change the item of the other world.
         return self._dataset[place] if item is None else copy.deepcopy(item)
 
     def __getattr__(self, name: str) -> Any:
@@ -51,7 +51,7 @@ class Held(Dataset[Any]):
 
 
 class _Tensors(TensorDataset):
-    """A TensorDataset that says which of its rows are read."""
+    """A TensorDataset that notes which rows are read."""
 
     def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
         if isinstance(index, int):
@@ -60,7 +60,7 @@ class _Tensors(TensorDataset):
 
 
 class _List(list[Any]):
-    """A list that says which of its items are read."""
+    """A list that notes which items are read."""
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int):
@@ -68,13 +68,13 @@ class _List(list[Any]):
         return super().__getitem__(index)
 
 
-def held(dataset: Any, change: Change) -> Any:
-    """`dataset` with the change made: of its own type where that is one of tensors or a list."""
+def with_changes(dataset: Any, change: Change) -> Any:
+    """`dataset` with the change: again a TensorDataset or a list where it is one."""
     if type(dataset) is TensorDataset:
         return _Tensors(*(_replaced(tensor, column, change) for column, tensor in enumerate(dataset.tensors)))
     if isinstance(dataset, list):
         return _List(copy.deepcopy(item if change[i] is None else change[i]) for i, item in enumerate(dataset))
-    return Held(dataset, change)
+    return ChangedDataset(dataset, change)
 
 
 def _replaced(tensor: Tensor, column: int, change: Change) -> Tensor:
@@ -93,9 +93,9 @@ def _replaced(tensor: Tensor, column: int, change: Change) -> Tensor:
 
 
 def items_of(dataset: Any, count: int) -> list[int]:
-    """Which of the `count` items that the function was given stands at each place of `dataset`, a loader's.
+    """For each index of a loader's `dataset`: which of the `count` items given to the function it is.
 
-    `Subset`s are followed. Anything else the function wrapped around is taken to keep items in their places.
+    `Subset`s are followed. Any other wrapper is assumed to keep item i at index i.
     """
     if isinstance(dataset, Subset):
         inside = items_of(dataset.dataset, count)
@@ -104,11 +104,11 @@ def items_of(dataset: Any, count: int) -> list[int]:
 
 
 def places_of(dataset: Any, target: int) -> list[int]:
-    """Where item `target` of what the function was given stands in `dataset`, what its loader draws from."""
+    """The indices in a loader's `dataset` of the item `target` that the function was given."""
     if isinstance(dataset, Subset):
         inside = set(places_of(dataset.dataset, target))
         return [place for place, index in enumerate(dataset.indices) if int(index) in inside]
     return [target] if target < len(dataset) else []
 
 
-__all__ = ["READS", "Change", "Held", "held", "items_of", "places_of"]
+__all__ = ["READS", "Change", "ChangedDataset", "items_of", "places_of", "with_changes"]

@@ -1,8 +1,8 @@
-"""Gradients of a trial, measured: squared norms by parameter, one for each example."""
+"""Squared norms of each example's gradient, by parameter, and how those of two runs are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -13,7 +13,7 @@ from adadp.errors import UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.rounding import exact_arithmetic
 
-#: Squared norms of each example's gradient, [n] a parameter.
+#: By parameter: squared norms of each example's gradient, [n], in double precision.
 Norms = dict[str, Tensor]
 
 CROSSED = (
@@ -24,46 +24,49 @@ CROSSED = (
 )
 
 
-def measured(capture: Capture, count: int) -> Norms:
-    """Squared norms of what the last backward pass brought to each parameter, example by example."""
+def example_norms(capture: Capture, count: int) -> Norms:
+    """Squared norms of each example's gradient in the last backward pass."""
 
-    def work() -> Norms:
+    names, norms = stacked_norms(capture, count)
+    return dict(zip(names, norms.cpu(), strict=True)) if norms is not None else {}  # one read: each would wait
+
+
+def stacked_norms(capture: Capture, count: int) -> tuple[tuple[str, ...], Tensor | None]:
+    """The same as the parameters' names and [parameters, n] on their device; None where no gradient came.
+
+    Raises:
+        UnsupportedModuleError: a parameter's gradient is not that of `count` examples.
+
+    """
+    stream = torch.cuda.current_stream() if on_a_gpu() else None
+
+    def work() -> tuple[tuple[str, ...], Tensor | None]:
         forms = capture.look()
         for name, form in forms.items():
             if form.count != count:
-                raise UnsupportedModuleError(CROSSED.format(owner(name, capture)))
-        with torch.no_grad(), exact_arithmetic():
+                raise UnsupportedModuleError(CROSSED.format(module_of(name, capture)))
+        with torch.cuda.stream(stream), torch.no_grad(), exact_arithmetic():
             norms = [form.squared_norms().double() for form in forms.values()]
-            # One read for all of them: a GPU waits at each.
-            return dict(zip(forms, torch.stack(norms).cpu(), strict=True)) if norms else {}
+            return tuple(forms), torch.stack(norms) if norms else None
 
-    return _in_a_thread(work)
-
-
-def _in_a_thread(work: Callable[[], Norms]) -> Norms:
-    """Done by another thread: torch.func does not work where hooks on saved tensors are on, and they are a thread's."""
-    stream = torch.cuda.current_stream() if on_a_gpu() else None
-
-    def there() -> Norms:
-        with torch.cuda.stream(stream):  # the current one and its device are a thread's too
-            return work()
-
+    # In another thread: torch.func does not work inside hooks on saved tensors, which are set for one thread. The
+    # current stream and its device are a thread's own too.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(there).result()
+        return thread.submit(work).result()
 
 
-def owner(parameter: str, capture: Capture) -> str:
+def module_of(parameter: str, capture: Capture) -> str:
     """The name of the module that a parameter belongs to."""
     return parameter.rpartition(".")[0] or type(capture.module).__name__
 
 
 def scales(count: int) -> list[float]:
-    """A power of two for each example, unlike its neighbours' and exact in any precision; none at all for the first."""
+    """A factor for each example: 0 for the first, then powers of 4, unlike its neighbours'; exact in any dtype."""
     return [0.0, *(4.0 ** ((5 * place) % 7 - 2) for place in range(1, count))]
 
 
-def crossed(plain: Norms, scaled: Norms, factors: Sequence[float]) -> str | None:
-    """The parameter whose gradients did not scale with their own examples', if there is one."""
+def crossing_parameter(plain: Norms, scaled: Norms, factors: Sequence[float]) -> str | None:
+    """A parameter for which scaling an example's loss did not scale its gradient by the same factor; else None."""
     squared = torch.tensor(factors, dtype=torch.float64) ** 2
     least = _rounding(plain)
     for name, before, after in _pairs(plain, scaled):
@@ -74,7 +77,7 @@ def crossed(plain: Norms, scaled: Norms, factors: Sequence[float]) -> str | None
     return None
 
 
-def alike(
+def norms_alike(
     base: Norms, other: Norms, kept: Sequence[int], relative: float, scale: float = 1.0, missing: int = 0
 ) -> bool:
     """Whether the kept examples' gradients are `scale` times as long in `base` as in `other`.
@@ -97,6 +100,6 @@ def _pairs(one: Norms, other: Norms) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def _rounding(norms: Norms) -> float:
-    """What rounding may make of gradients that are zero, as that of a key's bias in attention: 1e-5 of the largest."""
+    """Squared norms below this may be rounding of zero (the bias of attention keys): 1e-5 of the largest norm."""
     finite = [float(norm[norm.isfinite()].max()) for norm in norms.values() if bool(norm.isfinite().any())]
     return 1e-10 * max(finite, default=0.0)

@@ -1,4 +1,4 @@
-"""What a test of a loop found, and what it does not say."""
+"""The results of `influence`: the effect of each example, the verdict, and what the verdict does not say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 ROUNDING = 1e-3
-"""How far beyond its bound a value may be: sums are in float32."""
+"""Relative tolerance on the bound: sums are in float32."""
 
 _VERDICTS = {
     "within": "no example that was tried moved a release by more than its bound",
@@ -20,12 +20,12 @@ _VERDICTS = {
 
 @dataclass(frozen=True)
 class Effect:
-    """What one example did.
+    """The effect of one example.
 
-    `value` is the largest sigma |difference / stddev| over all that a lot released, before noise, with the example and
-    without it; infinite where the worlds differ in anything but a sum (`why` says in what). `mixed` says where others'
-    gradients were not the same with it and without it, "" where they were. `error` is what the engine refused with, or
-    why the example could not be used.
+    `value` is the largest sigma |difference / stddev| over all that a lot releases, between the sums before noise with
+    the example and without it; infinite where the worlds differ in anything but a sum (`why` says in what). `mixed`
+    says where the gradients of others changed with the example, "" where they did not. `error` is what the engine
+    refused with, or why the example could not be used.
     """
 
     example: str
@@ -45,9 +45,9 @@ class Effect:
 class Influence:
     """The largest effect that one example had on a release. A small one proves nothing.
 
-    `bound` is what is promised: 1 where an example is added, 2 where it is replaced (lots of a fixed size). `epsilon`
-    is what the engine would print for the lots that ran, at `delta`; None where it would print none, and `reasons` say
-    why. `effects` has every example that was tried.
+    `bound` is the effect that the guarantee allows: 1 where an example is added, 2 where it is replaced (lots of a
+    fixed size). `epsilon` is what the engine would print for the lots that ran, at `delta`; None where it would print
+    none, for `reasons`. `effects` has every example that was tried.
     """
 
     value: float
@@ -66,17 +66,17 @@ class Influence:
 
     @property
     def exceeded(self) -> bool:
-        """Whether a release moved by more than is promised."""
+        """Whether a release moved by more than the guarantee allows."""
         return self.verdict == "exceeded"
 
     @property
     def says(self) -> str:
-        """What the verdict means."""
+        """The meaning of the verdict, in words."""
         return _VERDICTS[self.verdict]
 
     @property
     def caveat(self) -> str:
-        """What no verdict says."""
+        """What no verdict can say."""
         return (
             "A pass proves nothing: only these examples, weights and lots were tried, and what leaves the loop by "
             "other ways (prints, files, choices) is not seen."
@@ -88,7 +88,7 @@ class Influence:
         return tuple(effect for effect in self.effects if effect.skipped)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: an infinite value is the text "infinite"."""
+        """Plain values for JSON; an infinite value is the text "infinite"."""
         values = {key: _plain(value) for key, value in asdict(self).items()}
         return {**values, "says": self.says, "caveat": self.caveat}
 
