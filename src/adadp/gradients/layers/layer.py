@@ -19,7 +19,12 @@ from adadp.gradients.forms.per_example import PerExample
 
 
 class Taps(Protocol):
-    """The side of the capture that layers see."""
+    """What a layer may use of the capture.
+
+    Attributes:
+        batch_first: whether sequences come as [n, T, ...]; if not, as [T, n, ...].
+        chunk: how many examples torch.func differentiates at a time.
+    """
 
     batch_first: bool
     chunk: int
@@ -33,16 +38,25 @@ class Taps(Protocol):
         context: Any = None,
         used: Collection[str] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Keep `saved` and `context` until the gradients of `outputs` arrive; returns the outputs to use instead.
+        """Keep what a call's per-example gradients are made of until the gradients of its outputs arrive.
 
-        `used` are the module's own names of the parameters that the outputs were made with, all of them if not given.
+        Args:
+            layer: the layer whose `per_example` is called then.
+            module: the module that was called.
+            outputs: what it returned.
+            saved: tensors to keep; checkpointing may drop and recompute them.
+            context: anything else to keep.
+            used: the module's own names of the parameters that the outputs were computed with; all of them if None.
+
+        Returns:
+            The outputs to return from the module instead.
         """
 
     def watches(self, module: nn.Module) -> bool:
         """Whether a call of `module` is to be seen now."""
 
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
-        """The value of a module's parameter, cut off from the graph."""
+        """The value of a module's parameter, detached; None if the module has no such parameter."""
 
     def module_name(self, module: nn.Module) -> str:
         """The module's name in the tree, for messages."""
@@ -143,9 +157,9 @@ def supports(*kinds: type[nn.Module]) -> Callable[[type[Layer]], type[Layer]]:
 
 
 def known_layer(module: nn.Module) -> Layer | None:
-    """The registered layer for a module.
+    """The layer that is registered for a module's class or the nearest of its base classes, or None.
 
-    A subclass is only known when it has not replaced what defines its kind: else nobody knows what it computes.
+    None also for a subclass that overrides one of the layer's `defining` methods: it may compute something else.
     """
     for kind in type(module).__mro__:
         layer = _REGISTER.get(kind)
