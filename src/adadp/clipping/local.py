@@ -18,6 +18,10 @@ from adadp.shapes.diagonal import Diagonal
 from adadp.shapes.raw import Raw
 from adadp.shapes.source import ModelGradients, Source
 
+#: Bounds below this share of the largest one are zero. The gradient of such a coordinate is what rounding leaves where
+#: its terms cancel (the bias of attention's keys), and the rounding of every example may change when one is removed.
+SMALLEST_BOUND = 2.0**-20
+
 
 @register("local")
 class Local(Shaped):
@@ -34,8 +38,9 @@ class Local(Shaped):
 
     Guarantee:
         With m coordinates the radii are s_i sqrt(m): even an example at its bound in every coordinate has
-        sum_i s_i^2 / (s_i sqrt(m))^2 = 1. Gradients may be clamped while the backward pass runs
-        (`adadp.clipping.early`), with the same sums.
+        sum_i s_i^2 / (s_i sqrt(m))^2 = 1. A coordinate with s_i = 0 contributes nothing and gets no noise. So does one
+        with an s_i as small as rounding (`SMALLEST_BOUND`): noise of that size would not cover rounding. Gradients may
+        be clamped while the backward pass runs (`adadp.clipping.early`), with the same sums.
 
     """
 
@@ -66,6 +71,7 @@ class Local(Shaped):
         if not self.local:
             # The host waits for this value until the box is on, and never again.
             self.local = bool(torch.cat([root.flatten() for root in roots]).var(correction=0) > self.threshold)
+        torch._foreach_mul_(roots, _counted(roots))
         self.bounds = dict(zip(self.parameters, torch._foreach_mul(roots, self.beta), strict=True))
 
     def steady(self, begun: bool = False) -> bool:
@@ -83,3 +89,10 @@ class Local(Shaped):
         coordinates = sum(bound.numel() for bound in self.bounds.values())
         widths = torch._foreach_mul(list(self.bounds.values()), scale * math.sqrt(coordinates))
         return dict(zip(self.bounds, widths, strict=True))
+
+
+def _counted(roots: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return 1 for each root that is more than rounding and 0 for the others, on the device."""
+    largest = torch.stack(torch._foreach_norm([root for root in roots if root.numel()], math.inf)).max()
+    smallest = largest.clamp_max(torch.finfo(largest.dtype).max) * SMALLEST_BOUND
+    return torch._foreach_clamp_min(torch._foreach_sign(torch._foreach_add(roots, smallest, alpha=-1)), 0)
