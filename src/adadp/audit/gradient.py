@@ -15,7 +15,7 @@ from adadp.algorithms.agd import LineSearch
 from adadp.audit.attack import Transcript
 from adadp.audit.canaries import CANARIES, LENGTH, OTHERS, Layers, Sizes
 from adadp.audit.examples import Examples
-from adadp.audit.observer import PER_STEP, Observer
+from adadp.audit.observer import PER_STEP, Auditor
 from adadp.audit.target import Started, Target
 from adadp.errors import ConfigurationError, UntriedWarning
 from adadp.mechanism.optimizer import BudgetWarning
@@ -73,7 +73,7 @@ class GradientThreat:
         started = target.started(Layers(self.sizes), self._examples(roles), self._probes, seed)
         if not (inside or replaced):
             started.leave_out(torch.tensor([0]))
-        observer = Observer(started, world, setting.rate, setting.examples - 1)
+        observer = Auditor(started, world, setting.rate, setting.examples - 1)
         started.optimizer._step.capture.on_first_call = None  # these layers keep examples apart: seen once, known
         whole = self.target.options.get("loss_reduction") == "sum"
         with warnings.catch_warnings():
@@ -98,7 +98,7 @@ class GradientThreat:
                 _step(started, world, role, [], lot, False)
         return started
 
-    def _transcript(self, observer: Observer) -> Transcript:
+    def _transcript(self, observer: Auditor) -> Transcript:
         steps = self.target.setting.attacked
         rows = observer.rows + [[0.0] * (PER_STEP + 2)] * (steps - len(observer.rows))
         table = torch.tensor(rows, dtype=torch.float64)

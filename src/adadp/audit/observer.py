@@ -18,8 +18,7 @@ from adadp.algorithms.search import SearchStep
 from adadp.audit.target import Started
 from adadp.gradients import Gradients
 from adadp.gradients.forms.per_example import Dense
-from adadp.mechanism import observation
-from adadp.mechanism.observation import Unnoised
+from adadp.mechanism.observation import Observer, Unnoised
 from adadp.mechanism.sums import NoisedSums, ReleasedGradient
 from adadp.shapes import Raw
 
@@ -35,7 +34,7 @@ class Gradient(Protocol):
     def other(self, lot: int) -> dict[str, Tensor] | None: ...
 
 
-class Observer(observation.Observer):
+class Auditor(Observer):
     """Watches one run through the hook that its step offers; `rows` has what was seen of each lot."""
 
     def __init__(self, started: Started, gradient: Gradient, rate: float, others: int) -> None:
