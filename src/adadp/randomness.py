@@ -86,19 +86,9 @@ class Randomness:
             self._key = secrets.token_bytes(32) if self._seed is None else hashlib.sha256(b"%d" % self._seed).digest()
         return self._key
 
-    def _copy(self) -> Randomness:
-        copied = type(self)(self._seed, secure=self.secure, name=self._name)
-        copied._copied = True
-        return copied
-
-    def __copy__(self) -> Randomness:
-        return self._copy()
-
-    def __deepcopy__(self, memo: Any) -> Randomness:
-        return self._copy()
-
     def __reduce__(self) -> Any:
-        return _unpickled, (type(self), self._seed, self.secure, self._name)
+        """Copies, deep copies and pickles are all made by `_copied`."""
+        return _copied, (type(self), self._seed, self.secure, self._name)
 
     # ---- draws ------------------------------------------------------------------------------------------------------
 
@@ -160,7 +150,7 @@ class Stream:
         return self.uniform(count).argsort()
 
 
-def _unpickled(kind: type[Randomness], seed: int | None, secure: bool, name: str) -> Randomness:
+def _copied(kind: type[Randomness], seed: int | None, secure: bool, name: str) -> Randomness:
     copied = kind(seed, secure=secure, name=name)
     copied._copied = True
     return copied

@@ -10,7 +10,7 @@ clipping allows it, that sets `capture.bound_early`, which the capture calls wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, TypeGuard
+from typing import Any, NoReturn, Protocol, TypeGuard
 
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture
 from adadp.gradients.capture.tap import backward_pass
 from adadp.gradients.collection import is_small
-from adadp.gradients.forms.factors import Factor
 from adadp.gradients.forms.per_example import PerExample
 from adadp.sampling.lot import Microbatch
 from adadp.shapes.raw import Raw
@@ -118,23 +117,10 @@ class Clamped(PerExample):
     def square_sum(self, keep: Tensor) -> Tensor:
         return self._gone() if self._squares is None else self._squares
 
-    def _gone(self) -> NoReturn:
+    def _gone(self, *arguments: Any, **named: Any) -> NoReturn:
         raise TrainingLoopError("gradients that were clamped and added up in the backward pass are a sum, and no more")
 
-    def squared_norms(self) -> Tensor:
-        self._gone()
-
-    def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        self._gone()
-
-    def dense(self, examples: slice) -> Tensor:
-        self._gone()
-
-    def scaled(self, scale: Tensor) -> PerExample:
-        self._gone()
-
-    def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        self._gone()
+    squared_norms = weighted_sum = dense = scaled = sandwiched = _gone
 
     def joined(self, others: Sequence[PerExample]) -> PerExample:
         raise TrainingLoopError(
