@@ -199,7 +199,13 @@ class PrivacyEngine:
                 sigma,
                 chosen,
                 steps,
-                [*standing(loss_reduction, penalty is not None), *chosen.assumptions, randomness.assumption],
+                [
+                    *standing(
+                        loss_reduction, penalty=penalty is not None, in_pieces=max_physical_batch_size is not None
+                    ),
+                    *chosen.assumptions,
+                    randomness.assumption,
+                ],
                 [*trial.untried.values(), *untried_at_start(trained, largest)],
             )
             inherit_spending(module, self._open())  # which may refuse: then nothing is left watching

@@ -212,6 +212,15 @@ def test_a_rate_changed_within_a_lot_is_refused() -> None:
         step(model, optimizer, batch)
 
 
+def test_lots_in_pieces_rest_on_schedulers_that_count_lots() -> None:
+    """A rate that follows the number of batches, and changes between two lots, cannot be seen."""
+    for largest, said in ((2, True), (None, False)):
+        engine, model, optimizer, loader = private(max_physical_batch_size=largest)
+        for batch in loader:
+            step(model, optimizer, batch)
+        assert ("Schedulers and counters of the loop count lots" in str(engine.guarantee(1e-5))) == said
+
+
 def test_prefetching_gives_the_same_lots() -> None:
     plain = [batch[0].tolist() for batch in _stepped(None)]
     assert [batch[0].tolist() for batch in _stepped("cpu")] == plain

@@ -230,7 +230,9 @@ def _cell(text: str) -> str:
 
 def _sentence(text: str) -> str:
     text = _line(text)
-    text = text[:1].upper() + text[1:]
+    first = text.split(" ", 1)[0]
+    if first.replace("-", "").isalpha():  # a name from code ("penalty=") stays as it is written
+        text = text[:1].upper() + text[1:]
     return text if text.endswith(".") else text + "."
 
 

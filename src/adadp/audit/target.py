@@ -23,7 +23,7 @@ from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
-from adadp.sampling.schemes import Sampling
+from adadp.sampling.schemes import Sampling, scheme
 from adadp.shapes import InputMaker
 from adadp.training.lot_loop import numbered_batches
 
@@ -94,8 +94,7 @@ class Target:
     @property
     def neighbours(self) -> Neighbours:
         """Which pairs of datasets the guarantee compares."""
-        fixed = self.options.get("sampling") == "fixed"
-        return Neighbours.REPLACE_ONE if fixed else Neighbours.ADD_REMOVE
+        return scheme(self.options.get("sampling", "poisson")).neighbours
 
     def describe(self) -> dict[str, Any]:
         """Every number of a trial."""

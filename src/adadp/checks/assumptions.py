@@ -21,16 +21,20 @@ _STANDING = (
 )
 _ONE_BY_ONE = "the batches hold one example each: whether the model and the loss keep examples apart could not be tried"
 _PENALTY = "penalty= is a function of the weights alone: no private data is in it"
+_IN_PIECES = (
+    "schedulers and counters of the loop count lots (optimizer.stepped) and not batches: how many batches a lot comes "
+    "in depends on how many examples were drawn"
+)
 _TRAINED_BEFORE = (
     "the weights were changed many times, or had gradients, before make_private: if they were trained on this data "
     "without privacy, no number here holds for the model"
 )
 
 
-def standing(loss_reduction: str, penalty: bool) -> list[str]:
+def standing(loss_reduction: str, *, penalty: bool, in_pieces: bool) -> list[str]:
     """What the guarantee of a run rests on whatever its clipping and randomness are."""
     texts = [text.format(reduction=loss_reduction) for text in _STANDING]
-    return [*texts, _PENALTY] if penalty else texts
+    return [*texts, *([_IN_PIECES] if in_pieces else []), *([_PENALTY] if penalty else [])]
 
 
 def untried_at_start(trained_before: bool, largest_batch: int) -> list[str]:
