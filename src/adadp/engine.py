@@ -29,7 +29,7 @@ from adadp.accounting.events import (
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
 from adadp.checks.assumptions import ONE_BY_ONE, PENALTY, STANDING, TRAINED_BEFORE
-from adadp.checks.records import problems_of
+from adadp.checks.dataset_records import problems_of
 from adadp.checks.trial import Trial
 from adadp.checks.validation import check_module, check_optimizer, uncompiled
 from adadp.checks.weights import take, taken, trained_before

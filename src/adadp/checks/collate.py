@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp.checks.comparison import padded_alike
 from adadp.checks.containers import Parts, chosen, dimension, take_apart
 from adadp.checks.dataset_items import copied, halved, length, lengthened
+from adadp.checks.result_comparison import padded_alike
 from adadp.checks.seeds import seeded
 from adadp.errors import ConfigurationError
 

@@ -22,13 +22,12 @@ from adadp.checks.collate import CollateTrial, Recollated
 from adadp.checks.containers import Arguments, take_apart
 from adadp.checks.criterion import WatchedCriterion
 from adadp.checks.dataset_items import fetched
+from adadp.checks.dataset_records import unseen_parts
 from adadp.checks.inputs import InputWatch, Part, place_of
 from adadp.checks.known_losses import recognised
 from adadp.checks.loss_trial import refuse_crossing_rows
-from adadp.checks.messages import LOSSES, NO_BATCH, NO_ROWS, STALE_OUTPUT, UNKNOWN, UNRUN
 from adadp.checks.padding import UNTRIED, Padded, Unmatched, padded, refuse_padding
 from adadp.checks.public_examples import public_examples_of
-from adadp.checks.records import unseen_parts
 from adadp.checks.schedule import Schedule
 from adadp.checks.seeds import generators_kept, seeded
 from adadp.checks.trial_runs import TrialRuns
@@ -38,7 +37,33 @@ from adadp.gradients.capture.tap import backward_pass
 from adadp.gradients.rounding import full_precision
 from adadp.out_of_memory import out_of_memory
 
-#: What models raise where they do not take their arguments. (Errors of privacy are none of these.)
+# Texts are fixed but for names of modules and classes, so that none holds private values.
+_LOSSES = (
+    "each example's loss is computed by the loop in a way that is not known: that row i is not divided or weighted by "
+    "something of the other examples (a count, a length, a maximum) cannot be seen. A TrainingStep, which is given the "
+    "loss as a function, can try it; the functions of adadp.losses on the model's outputs are known"
+)
+_NO_BATCH = (
+    "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step "
+    "with all of the batch, as tensors, or lists, tuples, dicts or dataclasses of tensors"
+)
+_STALE_OUTPUT = (
+    "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of "
+    "that lot reach this one without noise. Begin each batch with a fresh state."
+)
+_UNRUN = (
+    "{} cannot be tried out on a few examples of a batch, so it is not known whether it keeps them apart. Let it take "
+    "batches of any size."
+)
+_UNKNOWN = (
+    "{} was given a {}, which cannot be taken apart into examples, so it is not known whether the model keeps them "
+    "apart. Give it tensors, or lists, tuples, dicts or dataclasses of tensors."
+)
+_NO_ROWS = (
+    "{} was given no tensor with a row for each example of the batch, so it is not known whether it keeps them apart. "
+    "Keep examples in the first dimension (batch_first=False for [T, N, ...]) from the loader to the loss."
+)
+#: What models raise where they do not take their arguments.
 _NOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
 
 
@@ -121,7 +146,7 @@ class Trial:
         """Try `module`, if that is due, on rows of the arguments that it is about to be called with."""
         self._raise_again(module)
         if self._inputs.stale.from_another(args, kwargs, place_of(part)):
-            raise self._remembered(module, TrainingLoopError(STALE_OUTPUT.format(self._capture.module_name(module))))
+            raise self._remembered(module, TrainingLoopError(_STALE_OUTPUT.format(self._capture.module_name(module))))
         key = self._schedule.key(module, part)
         self._inputs.compare_attributes(part)
         if self._covered == part.lot and part.count > 1 and id(module) not in self.undecided:
@@ -138,7 +163,7 @@ class Trial:
         arguments = self._read((args, kwargs), part)
         if arguments.parts.unknown or not arguments.has_rows:
             name, unknown = self._capture.module_name(module), ", ".join(arguments.parts.unknown)
-            self._capture.refusal = UNKNOWN.format(name, unknown) if unknown else NO_ROWS.format(name)
+            self._capture.refusal = _UNKNOWN.format(name, unknown) if unknown else _NO_ROWS.format(name)
             return
         if part.count < 2:  # one example has nothing to mix with
             return
@@ -210,7 +235,7 @@ class Trial:
             for dims in _other_readings(arguments):
                 with suppress(RuntimeError, ValueError, IndexError, TypeError):
                     return attempt(dims)
-            raise UnsupportedModuleError(UNRUN.format(self._capture.module_name(module))) from None
+            raise UnsupportedModuleError(_UNRUN.format(self._capture.module_name(module))) from None
 
     def _refuse_padding(self, module: nn.Module, arguments: Arguments, part: Part) -> None:
         """Refuse the module where an example's result changes with the length of others."""
@@ -271,7 +296,7 @@ class Trial:
         """Refuse a loss that mixes examples. Whether the modules that it calls were tried with it."""
         arguments = self._read(batch, part)
         if arguments.parts.unknown or not arguments.has_rows:
-            raise TrainingLoopError(NO_BATCH)
+            raise TrainingLoopError(_NO_BATCH)
         lengths, cascade = self._padded(arguments, part), self._cascade(part)
         self._inputs.compare(arguments, part)
         public = self._public_arguments(arguments, part)
@@ -294,7 +319,7 @@ class Trial:
         """Try losses [n] of a forward pass that has run: the gradient of each may reach its own example only."""
         self._raise_again(self)
         if self._capture.recorded:  # a second backward pass of this batch, which is not tried
-            self.untried["loss"] = LOSSES
+            self.untried["loss"] = _LOSSES
             return
         if not self.loss_due(self, part):
             return
@@ -307,7 +332,7 @@ class Trial:
         outputs, self._outputs = self._outputs, []
         leaves = [leaf for leaf in take_apart(part.batch, part.count).leaves if isinstance(leaf, Tensor)]
         if not recognised(losses, outputs, leaves):
-            self.untried["loss"] = LOSSES
+            self.untried["loss"] = _LOSSES
 
     def of_criterion(self, criterion: Callable[..., Tensor]) -> WatchedCriterion:
         """Try a criterion on made-up outputs, and on the shapes of its calls if it is a module."""
