@@ -18,10 +18,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from adadp.checks.cascade import Cascade
-from adadp.checks.collate import CollateTrial, Recollated
+from adadp.checks.collate import CollateWatch
 from adadp.checks.containers import Arguments, take_apart
 from adadp.checks.criterion import WatchedCriterion
-from adadp.checks.dataset_items import fetched
 from adadp.checks.dataset_records import unseen_parts
 from adadp.checks.inputs import InputWatch, Part, place_of
 from adadp.checks.known_losses import recognised
@@ -29,9 +28,9 @@ from adadp.checks.loss_trial import refuse_crossing_rows
 from adadp.checks.padding import UNTRIED, Padded, Unmatched, padded, refuse_padding
 from adadp.checks.public_examples import public_examples_of
 from adadp.checks.schedule import Schedule
-from adadp.checks.seeds import generators_kept, seeded
+from adadp.checks.seeds import generators_kept
 from adadp.checks.trial_runs import TrialRuns
-from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
+from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture.tap import backward_pass
 from adadp.gradients.rounding import full_precision
@@ -100,10 +99,11 @@ class Trial:
         public_examples: Any = None,
     ) -> None:
         self._capture, self._mean, self._largest = capture, loss_reduction == "mean", largest
-        self._dataset, self._collate = dataset, collate
         self._dimensions = (0,) if batch_first else (1, 0)
         self._public = public_examples_of(public_examples, default_collate if collate is None else collate)
+        public_items = None if self._public is None else self._public.items
         self.untried: dict[str, str] = {}
+        self._collate = CollateWatch(collate, dataset, public_items, self._dimensions, self.untried)
         self.on_refusal: Callable[[str], None] = lambda text: None
         self.postponed = False
         self._schedule = Schedule(capture.module, steps)
@@ -115,8 +115,6 @@ class Trial:
         self._outputs: list[Tensor] = []  # what the model returned for this microbatch, until its losses are tried
         self._own_loss: object = None  # the microbatch for which a scalar that a module returned was differentiated
         self._criterion: WatchedCriterion | None = None
-        self._collated: tuple[int, Recollated | None] | None = None  # the stage of the last trial, and its result
-        self._collate_refused: str | None = None
         text = unseen_parts(dataset)
         if text is not None:
             self.untried["dataset"] = text
@@ -245,11 +243,9 @@ class Trial:
         ):
             self.untried["padding"] = UNTRIED
 
-    # ---- the collate function ------------------------------------------------------------------------------------
-
     def _padded(self, arguments: Arguments, part: Part) -> Padded | None:
         """Arguments in which one item is longer; None where the collate function pads nothing, or cannot be tried."""
-        made = self._recollated(part)
+        made = self._collate.recollated(part.indices, self._schedule.stage(part.lot))
         if made is None:
             return None
         try:
@@ -257,26 +253,6 @@ class Trial:
         except Unmatched:
             self.untried["padding"] = UNTRIED
             return None
-
-    def _recollated(self, part: Part) -> Recollated | None:
-        """Try the collate function, once for each stage of the schedule."""
-        if self._collate_refused is not None:
-            raise ConfigurationError(self._collate_refused)
-        if self._collate is None or self._collate is default_collate or self._dataset is None or len(part.indices) < 2:
-            return None
-        stage = self._schedule.stage(part.lot)
-        if self._collated is None or self._collated[0] < stage:
-            try:
-                with seeded(0):
-                    known = None if self._public is None else self._public.items[:5]
-                    items = fetched(self._dataset, list(part.indices)[:5]) if known is None else known
-                trial = CollateTrial(self._collate, items, self._dimensions)
-                self._collated = stage, trial.recollated()
-            except ConfigurationError as error:
-                self._collate_refused = str(error)
-                raise
-            self.untried |= trial.untried
-        return self._collated[1]
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
