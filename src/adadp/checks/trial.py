@@ -84,6 +84,10 @@ class Trial:
         on_refusal: called with the text of each refusal; the guarantee is none from then on.
         postponed: whether a trial that is due waits until the step is recorded (`before_recording`).
 
+    Guarantee:
+        None: a trial that passes proves nothing. A refusal is raised before the lot's release, and again in every later
+        call of what was refused.
+
     """
 
     def __init__(
