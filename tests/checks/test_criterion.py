@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 from trials import Run, normal
 
 from adadp.checks.criterion import check_criterion
-from adadp.checks.records import problems_of, unseen_parts
+from adadp.checks.dataset_records import problems_of, unseen_parts
 from adadp.errors import ConfigurationError
 
 

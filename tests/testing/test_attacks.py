@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from adadp import PrivacyEngine
-from adadp.checks.stale_outputs import StaleOutputs
+from adadp.checks.inputs import StaleOutputs
 from adadp.checks.trial import Trial
 from adadp.testing import influence, spending
 from testing import loops

@@ -8,13 +8,14 @@ on lots 0, 1, 10, 100, 1000, ..., the last planned lot, and when a module change
 each other is refused with an error; what cannot be run again (the loop's own code) is noted in `Trial.untried`, which
 the guarantee prints. A trial that passes proves nothing.
 
-- before training: `validation` (layers, optimizer, `fix`), `records` (the dataset), `assumptions` (texts)
-- every step: `weights` (what is trained is what was made private), `stale_outputs` (of an earlier lot, used again)
-- trials: `trial` (called by the engine), `schedule` (when), `inputs` (what the loop made of the batch), `messages`
+- before training: `validation` (layers, optimizer, `fix`), `dataset_records`, `assumptions` (texts)
+- every step: `weights` (what is trained is what was made private)
+- trials: `trial` (called by the engine), `schedule` (when), `inputs` (what the loop made of the batch)
 - one trial: `cascade` (the order of checks), `short_trial`, `module_trial`, `loss_trial`, `whole_batch`, `padding`,
   `collate`, `criterion`, `known_losses` (losses [n] of the loop)
 - how they work: `containers` (arguments and their rows), `dataset_items`, `trial_rows` (which rows, and what replaces
-  them), `public_examples`, `trial_runs`, `seeds`, `module_state`, `comparison`, `gradient_norms`
+  them), `public_examples`, `trial_runs`, `seeds`, `module_state`, `result_comparison`,
+  `gradient_norms`
 """
 
 from adadp.checks.trial import Trial

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from adadp.checks.comparison import ExampleAxis
 from adadp.checks.containers import Arguments
 from adadp.checks.loss_trial import UNKNOWN, LossTrial
 from adadp.checks.module_trial import ModuleTrial
 from adadp.checks.padding import Padded
+from adadp.checks.result_comparison import ExampleAxis
 from adadp.checks.short_trial import ShortTrial, largest_differences
 from adadp.checks.trial_rows import SYNTHETIC, Row, replaced, synthetic
 from adadp.checks.trial_runs import LossRuns, TrialRuns

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
-from adadp.checks.comparison import padded_alike
 from adadp.checks.containers import Parts, chosen, dimension, take_apart
-from adadp.checks.dataset_items import copied, halved, length, lengthened
+from adadp.checks.dataset_items import copied, fetched, halved, length, lengthened
+from adadp.checks.result_comparison import padded_alike
 from adadp.checks.seeds import seeded
 from adadp.errors import ConfigurationError
 
@@ -45,6 +46,43 @@ class Recollated:
     changed: int
     random: tuple[bool, ...]  # which leaves depend on random numbers
     rows: int
+
+
+class CollateWatch:
+    """Tries a run's collate function, once for each stage of the schedule. Notes go to `untried`."""
+
+    def __init__(
+        self,
+        collate: Callable[..., Any] | None,
+        dataset: Any,
+        public_items: list[Any] | None,
+        dimensions: Sequence[int],
+        untried: dict[str, str],
+    ) -> None:
+        self._collate = None if collate is default_collate or dataset is None else collate
+        self._dataset, self._public_items = dataset, public_items
+        self._dimensions, self._untried = dimensions, untried
+        self._last: tuple[int, Recollated | None] | None = None  # the stage of the last trial, and its result
+        self._refused: str | None = None
+
+    def recollated(self, indices: Sequence[int], stage: int) -> Recollated | None:
+        """The result of the trial of this stage, on public items or those at `indices`. None without a result."""
+        if self._refused is not None:
+            raise ConfigurationError(self._refused)
+        if self._collate is None or len(indices) < 2:
+            return None
+        if self._last is None or self._last[0] < stage:
+            try:
+                with seeded(0):
+                    known = self._public_items
+                    items = fetched(self._dataset, list(indices)[:5]) if known is None else known[:5]
+                trial = CollateTrial(self._collate, items, self._dimensions)
+                self._last = stage, trial.recollated()
+            except ConfigurationError as error:
+                self._refused = str(error)
+                raise
+            self._untried |= trial.untried
+        return self._last[1]
 
 
 class CollateTrial:

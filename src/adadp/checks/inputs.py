@@ -1,21 +1,30 @@
-"""What the loop does to a batch before it calls the model: it is compared with what the loader handed out.
+"""What the loop gives to the model, compared with what the loader handed out and with what the model returned before.
 
 A loop may move, slice, transpose or reshape the loader's tensors row by row. Anything else that it computes between the
-loader and the model cannot be tried, and is noted in `untried`.
+loader and the model cannot be tried, and is noted in `untried`. Outputs of an earlier lot (hidden states that the loop
+passes on, for instance) are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from adadp.checks.containers import Arguments, Parts, dimension, take_apart
-from adadp.checks.messages import ATTRIBUTES, INPUTS
 from adadp.checks.module_state import ModuleState
-from adadp.checks.stale_outputs import StaleOutputs
+
+_ATTRIBUTES = (
+    "the loop puts tensors into the module between its calls: that they are not made of examples cannot be seen. What "
+    "the module computes in its calls can be tried"
+)
+_INPUTS = (
+    "the loop changes a batch before it gives it to the model: that it does so row by row, without the other examples, "
+    "cannot be seen. In the dataset, the collate function or the module it can be tried"
+)
 
 #: What loops do to a tensor of the batch before they give it to a model.
 _CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -81,6 +90,52 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.double().nan_to_num() if tensor.is_floating_point() else tensor
 
 
+# ---- outputs of an earlier lot ---------------------------------------------------------------------------------------
+
+
+class StaleOutputs:
+    """The storages of what was returned, as long as they are alive, with the lot and microbatch of the call."""
+
+    def __init__(self) -> None:
+        # By the storage's address, which stays taken while the weak reference exists: lot and microbatch.
+        self._lots: dict[int, tuple[StorageWeakRef, tuple[int, int]]] = {}
+
+    def note(self, output: Any, lot: tuple[int, int]) -> None:
+        """Remember what an outermost call returned."""
+        for key, (reference, _) in list(self._lots.items()):
+            if reference.expired():  # type: ignore[no-untyped-call]
+                del self._lots[key]
+        for leaf in _tensors(output):
+            storage = leaf.untyped_storage()
+            if storage._cdata not in self._lots:
+                self._lots[storage._cdata] = StorageWeakRef(storage), lot  # type: ignore[no-untyped-call]
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor's memory is that of a returned tensor."""
+        return tensor.untyped_storage()._cdata in self._lots
+
+    def from_another(self, args: tuple[Any, ...], kwargs: dict[str, Any], lot: tuple[int, int]) -> bool:
+        """Whether an argument shares memory with what was returned for an earlier lot, or microbatch of this lot."""
+        if all(noted >= lot for _, noted in self._lots.values()):
+            return False
+        for given in (*args, *kwargs.values()):
+            for leaf in _tensors(given):
+                found = self._lots.get(leaf.untyped_storage()._cdata)
+                if found is not None and found[1] < lot:
+                    return True
+        return False
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif value is not None:
+        yield from (leaf for leaf in take_apart(value).leaves if isinstance(leaf, Tensor))
+
+
+# ---- arguments and attributes ----------------------------------------------------------------------------------------
+
+
 class InputWatch:
     """Compares a model's arguments with the loader's batch, and its attributes between lots; notes go to `untried`."""
 
@@ -104,7 +159,7 @@ class InputWatch:
             if dim is None:
                 self._compare_constant(leaf, name, part)
             elif isinstance(leaf, Tensor) and not self.stale.knows(leaf) and not _is_among(leaf, dim, batch):
-                self._untried["inputs"] = INPUTS
+                self._untried["inputs"] = _INPUTS
         memory = _memory(batch.leaves)
         rows = [leaf for leaf, dim in arguments.pairs() if dim is not None]
         self._own_tensors = all(isinstance(leaf, Tensor) and _address(leaf) in memory for leaf in rows)
@@ -113,7 +168,7 @@ class InputWatch:
         """An argument without rows may still be computed from all of them: it must be the same for every lot."""
         rows_elsewhere = isinstance(leaf, Tensor) and leaf.is_floating_point() and part.count in leaf.shape
         if rows_elsewhere and not self.stale.knows(leaf):
-            self._untried["inputs"] = INPUTS
+            self._untried["inputs"] = _INPUTS
         if isinstance(leaf, Tensor):
             value: Any = leaf.detach().cpu() if leaf.is_floating_point() and leaf.numel() < 10**6 else None
         else:
@@ -121,11 +176,11 @@ class InputWatch:
         if value is None:
             return
         if part.lot > 0 and name not in self._constants:  # the first lot had none: it was computed since
-            self._untried["inputs"] = INPUTS
+            self._untried["inputs"] = _INPUTS
         known = self._constants.setdefault(name, value)
         same = torch.equal(known, value) if isinstance(known, Tensor) and isinstance(value, Tensor) else known == value
         if not same:
-            self._untried["inputs"] = INPUTS
+            self._untried["inputs"] = _INPUTS
 
     def glance(self, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
         """Between trials, without reading values: a model that was given the batch's own tensors still is."""
@@ -135,7 +190,7 @@ class InputWatch:
         for given in (*args, *kwargs.values()):
             rows = isinstance(given, Tensor) and dimension(given, part.count, self._dimensions) is not None
             if memory and rows and _address(given) not in memory and not self.stale.knows(given):
-                self._untried["inputs"] = INPUTS
+                self._untried["inputs"] = _INPUTS
 
     def note_returned(self, output: Any, part: Part) -> None:
         """Remember what the model returned for this lot and, for the first lot, the module's attributes."""
@@ -152,7 +207,7 @@ class InputWatch:
                 pair = (before.values.get(path), now.values.get(path))
                 tensors = [value for value in pair if isinstance(value, Tensor)]  # numbers may count epochs
                 if tensors and not (len(tensors) == 2 and _same_values(*tensors)):
-                    self._untried["attributes"] = ATTRIBUTES
+                    self._untried["attributes"] = _ATTRIBUTES
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from adadp import losses as own
+from adadp.checks.result_comparison import largest_finite
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -94,6 +95,5 @@ def _same_gradient(values: Tensor, own: Tensor, losses: Tensor, output: Tensor) 
 def _agree(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     """Whether they are equal up to rounding, relative to their size."""
     rough = 3e-2 if dtype in (torch.bfloat16, torch.float16) else 1e-3
-    finite = one[one.isfinite()].abs()
-    size = float(finite.max()) if finite.numel() else 0.0
-    return torch.allclose(one, other, rtol=rough, atol=rough * 1e-2 * size, equal_nan=True)
+    absolute = rough * 1e-2 * largest_finite(one, 0.0)
+    return torch.allclose(one, other, rtol=rough, atol=absolute, equal_nan=True)

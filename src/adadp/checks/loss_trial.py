@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from adadp.checks.comparison import coarse
 from adadp.checks.gradient_norms import (
     CROSSED,
     Norms,
@@ -23,6 +22,7 @@ from adadp.checks.gradient_norms import (
     scales,
 )
 from adadp.checks.padding import REACHES, Padded, evaluating
+from adadp.checks.result_comparison import coarse
 from adadp.checks.seeds import redraws
 from adadp.checks.trial_rows import KINDS, Row, replaced, splits, unlike_rows
 from adadp.checks.trial_runs import LossRuns

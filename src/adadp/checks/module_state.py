@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -75,22 +75,25 @@ class ModuleState:
         elif isinstance(value, torch.Generator | np.random.RandomState | np.random.Generator | random.Random):
             self._undo.append(_rewind(value))
             self.generators.append(value)
-        elif isinstance(value, list | deque | set) and len(value) < _MANY:
+        else:
+            for key, entry in self._entries(value):
+                self._read(f"{path}.{key}", entry, depth + 1)
+
+    def _entries(self, value: Any) -> Iterable[tuple[Any, Any]]:
+        """What a container or a plain object holds; what restores it is noted."""
+        if isinstance(value, tuple):
+            return enumerate(value)
+        if isinstance(value, list | deque | set) and len(value) < _MANY:
             self._undo.append(_refill(value))
-            for place, entry in enumerate(value):
-                self._read(f"{path}.{place}", entry, depth + 1)
-        elif isinstance(value, tuple):
-            for place, entry in enumerate(value):
-                self._read(f"{path}.{place}", entry, depth + 1)
-        elif isinstance(value, MutableMapping) and len(value) < _MANY:
+            return enumerate(value)
+        if isinstance(value, MutableMapping) and len(value) < _MANY:
             self._undo.append(_refill_mapping(value))
-            for key, entry in value.items():
-                self._read(f"{path}.{key}", entry, depth + 1)
-        elif _is_plain_object(value):
-            inside = vars(value)
+            return value.items()
+        if _is_plain_object(value):
+            inside: dict[str, Any] = vars(value)
             self._undo.append(_put_back(inside, dict(inside)))
-            for key, entry in inside.items():
-                self._read(f"{path}.{key}", entry, depth + 1)
+            return inside.items()
+        return ()
 
     def _read_tensor(self, path: str, value: Tensor) -> None:
         if value.numel() * value.element_size() > _LARGE:
@@ -142,21 +145,14 @@ def _refill_mapping(container: MutableMapping[Any, Any]) -> Callable[[], None]:
 
 def _rewind(generator: Any) -> Callable[[], None]:
     """Returns what sets a generator back, so that it draws the same numbers in each run."""
-    if isinstance(generator, torch.Generator):
-        state: Any = generator.get_state()
-
-        def undo() -> None:
-            generator.set_state(state)
-
-        return undo
     if isinstance(generator, np.random.Generator):
-        state = generator.bit_generator.state
+        state: Any = generator.bit_generator.state
         return lambda: setattr(generator.bit_generator, "state", state)
-    if isinstance(generator, np.random.RandomState):
-        state = generator.get_state()
-        return lambda: generator.set_state(state)
-    state = generator.getstate()
-    return lambda: generator.setstate(state)
+    if isinstance(generator, random.Random):
+        state = generator.getstate()
+        return lambda: generator.setstate(state)
+    state = generator.get_state()  # of torch, or numpy's RandomState
+    return lambda: generator.set_state(state)
 
 
 def _is_plain_object(value: Any) -> bool:

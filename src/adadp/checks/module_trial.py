@@ -13,8 +13,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from adadp.checks.comparison import ExampleAxis, coarse, differs, example_axis, example_dimension
 from adadp.checks.gradient_norms import CROSSED, crossing_parameter, module_of, norms_alike, scales
+from adadp.checks.result_comparison import (
+    ExampleAxis,
+    coarse,
+    differs,
+    example_axis,
+    example_dimension,
+    largest_finite,
+    one_row_less,
+)
 from adadp.checks.seeds import redraws
 from adadp.checks.short_trial import given_items
 from adadp.checks.trial_rows import KINDS, Row, all_differ, replaced, splits, unlike_rows
@@ -55,7 +63,7 @@ class ModuleTrial:
         self._refuse_nowhere(places, whole)
         self._refuse_crossing(places)
         if given_items(self._runs) or any(o.numel() == 1 for o in whole.outputs):
-            self._refuse_shared_scalars(places, random=self._random(whole, fewer))
+            self._refuse_shared_scalars(places, random=any(self._drawn(whole, fewer)))
         return decided
 
     # ---- rows ----------------------------------------------------------------------------------------------------
@@ -115,9 +123,7 @@ class ModuleTrial:
 
     def _refuse_memory(self, whole: RunResult, again: RunResult, fewer: RunResult) -> None:
         """Attributes may count calls or hold caches, but not depend on examples."""
-        for name, one, twin, less in _together(whole, again, fewer):
-            if differs(one, twin, example_dimension(one, less), self._all):
-                raise UnsupportedModuleError(_KEEPS.format(name))
+        self._refuse_kept(whole, again, fewer)
         if whole.state.changed_from(self._runs.before) is None:
             return  # no attribute changed
         after_same = self._after(self._rows)
@@ -125,12 +131,15 @@ class ModuleTrial:
             after_other = self._after([Row(row.source, "large") for row in self._rows])
         except Exception:  # the model does not take such examples
             after_other = self._after([self._rows[0]] * len(self._rows))
-        for name, one, twin, less in _together(after_same, after_other, fewer):
-            if differs(one, twin, example_dimension(one, less), self._all):
-                raise UnsupportedModuleError(_KEEPS.format(name))
+        self._refuse_kept(after_same, after_other, fewer)
         keeper = after_same.state.changed_from(after_other.state)
         if keeper is not None:
             raise UnsupportedModuleError(_KEEPS.format(keeper))
+
+    def _refuse_kept(self, one_run: RunResult, other_run: RunResult, fewer: RunResult) -> None:
+        for name, one, other, less in _together(one_run, other_run, fewer):
+            if differs(one, other, example_dimension(one, less), self._all):
+                raise UnsupportedModuleError(_KEEPS.format(name))
 
     def _after(self, first: Sequence[Row]) -> RunResult:
         """A run on the rows right after a run on `first`, with the attributes that this one left."""
@@ -162,9 +171,6 @@ class ModuleTrial:
             for (own, one, _), (twin, other, _), (_, less, _) in inputs
         )
 
-    def _random(self, whole: RunResult, fewer: RunResult) -> bool:
-        return any(self._drawn(whole, fewer))
-
     def _drawn(self, whole: RunResult, fewer: RunResult) -> list[bool]:
         """For each output: whether it depends on random numbers. Several seeds, since two may give the same result."""
         found = [False] * len(list(_together(whole, whole, fewer)))
@@ -186,8 +192,7 @@ class ModuleTrial:
                 continue  # random outputs differ anyway, since fewer examples draw other numbers
             # Other shapes are summed in another order, so the tolerance is larger here.
             rest = one.narrow(dim, 1, less.shape[dim])
-            finite = rest[rest.isfinite()].abs() if rest.is_floating_point() else rest.new_zeros(0)
-            size = float(finite.max()) if finite.numel() else 0.0
+            size = largest_finite(rest, 0.0) if rest.is_floating_point() else 0.0
             least = max(1e-4, self._coarse * size if self._coarse > 1e-2 else 0.0)
             if differs(rest, less, dim, range(rest.shape[dim]), self._coarse, least):
                 raise UnsupportedModuleError(
@@ -196,12 +201,8 @@ class ModuleTrial:
                 )
 
     def _refuse_tables(self, whole: RunResult, fewer: RunResult) -> None:
-        count = len(self._rows)
         for (name, _, before), (_, _, after) in zip(whole.seen.inputs, fewer.seen.inputs, strict=False):
-            if not any(
-                before.ndim > d and after.ndim > d and before.shape[d] == count and after.shape[d] == count - 1
-                for d in self._dimensions
-            ):
+            if not one_row_less(before, after, len(self._rows), self._dimensions):
                 raise UnsupportedModuleError(
                     f"{name} does not see one row less when there is one example less (a table of positions, for "
                     "instance, or examples folded into another dimension): its gradients cannot be told apart by "

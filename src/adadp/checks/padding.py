@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from adadp.checks.collate import Recollated
-from adadp.checks.comparison import coarse, example_axes, padded_alike
 from adadp.checks.containers import Arguments, Parts, chosen
 from adadp.checks.inputs import matched
+from adadp.checks.result_comparison import coarse, example_axes, padded_alike
 from adadp.checks.trial_runs import TrialRuns
 from adadp.errors import PrivacyError, UnsupportedModuleError
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from adadp.checks.records import problems_of
+from adadp.checks.dataset_records import problems_of
 from adadp.checks.validation import check_module, check_optimizer
 from adadp.checks.weights import taken, watching
 from adadp.errors import ConfigurationError

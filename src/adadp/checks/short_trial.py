@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adadp.checks.comparison import ExampleAxis, coarse, example_axis, example_dimension
 from adadp.checks.gradient_norms import scales, stacked_norms
 from adadp.checks.module_state import ModuleState
+from adadp.checks.result_comparison import ExampleAxis, coarse, example_axis, example_dimension, one_row_less
 from adadp.checks.seeds import generators_kept, seed_of, seeded
 from adadp.checks.trial_rows import Row, replaced, splits, unlike_rows
 from adadp.checks.trial_runs import LossRuns, TrialRuns
@@ -89,12 +89,14 @@ class ShortTrial:
         for run, stay in enumerate(kept):
             given.append(self._runs.leaves(replaced(rows, stay, kinds[run % len(kinds)])))
             found.append(self._pass(given[-1], factors if run == _WITH_GRADIENTS else None))
-        replacing, leaving_out = self._between(base, found, kept), self._without_the_first(base, fewer)
-        exact, differences = len(replacing), [*replacing, *leaving_out]
-        changed = self._changed(own, given, kept)
-        gradients = self._gradients(base, found[_WITH_GRADIENTS], fewer)
-        table = torch.cat([_together(differences), changed, *gradients]).tolist()  # the only time that the host waits
-        self._decide(table, len(differences), exact, count, kept[_WITH_GRADIENTS], factors, base)
+        columns = [
+            _together(self._between(base, found, kept)),
+            _together(self._without_the_first(base, fewer)),
+            self._changed(own, given),
+            *self._gradients(base, found[_WITH_GRADIENTS], fewer),
+        ]
+        table = torch.cat(columns).cpu()  # the only time that the host waits
+        self._decide(torch.split(table, [len(column) for column in columns]), kept[_WITH_GRADIENTS], factors)
 
     def _base(self) -> tuple[_Pass, list[Row]]:
         """The first pass and its rows: so many that no layer has a second dimension of this length by chance."""
@@ -153,10 +155,7 @@ class ShortTrial:
     def _refuse_shapes(self, base: _Pass, fewer: _Pass, count: int) -> None:
         """Without the first example every layer must see one row less; every result must have a row for each."""
         for (_, one, _), (_, less, _) in zip(base.seen.inputs, fewer.seen.inputs, strict=True):
-            if not any(
-                one.ndim > d and less.ndim > d and one.shape[d] == count and less.shape[d] == count - 1
-                for d in self._dimensions
-            ):
+            if not one_row_less(one, less, count, self._dimensions):
                 raise _Unclear
         first = self._dimensions == (0,)
         self.places = [
@@ -187,7 +186,7 @@ class ShortTrial:
         pairs = [(one.narrow(d, 1, less.shape[d]), less) for one, less, d in tensors if d is not None and less.numel()]
         return largest_differences([one for one, _ in pairs], [less for _, less in pairs])
 
-    def _changed(self, own: Sequence[Any], given: Sequence[Sequence[Any]], kept: Sequence[Sequence[int]]) -> Tensor:
+    def _changed(self, own: Sequence[Any], given: Sequence[Sequence[Any]]) -> Tensor:
         """For each example, whether some split replaced it by something else, [n], as 0 or 1."""
         found: Tensor | None = None
         for place, (leaf, dim) in enumerate(zip(own, self._runs.arguments.dims, strict=True)):
@@ -204,34 +203,22 @@ class ShortTrial:
             raise _Unclear
         return [one.norms.flatten().to(_device(self._runs)) for one in passes if one.norms is not None]
 
-    def _decide(
-        self,
-        table: Sequence[float],
-        differences: int,
-        exact: int,
-        count: int,
-        stay: Sequence[int],
-        factors: Sequence[float],
-        base: _Pass,
-    ) -> None:
-        """Raise where a number of the table is not what it must be. Comparisons are written so that NaN fails them."""
-        if not all(value == 0 for value in table[:exact]):
+    def _decide(self, table: Sequence[Tensor], stay: list[int], factors: Sequence[float]) -> None:
+        """Raise where a number is not what it must be. Comparisons are written so that NaN fails them."""
+        with_others, without_first, changed, *norms = table
+        count = len(changed)
+        plain, scaled, fewer = norms[0].view(-1, count), norms[1].view(-1, count), norms[2].view(-1, count - 1)
+        if not bool((with_others == 0).all() & (without_first <= 1e-4).all() & changed.all()):
+            raise _Unclear  # (with other shapes, sums are taken in another order)
+        plain_kept, scaled_kept = plain[:, stay], scaled[:, stay]
+        if not all(bool(each.isfinite().all()) for each in (plain, fewer, scaled_kept)):
             raise _Unclear
-        if not all(value <= 1e-4 for value in table[exact:differences]):  # other shapes are summed in another order
-            raise _Unclear
-        rest = torch.tensor(table[differences:], dtype=torch.float64)
-        changed, rest, wide = rest[:count], rest[count:], len(base.names)
-        plain, scaled = rest[: 2 * wide * count].view(2, wide, count)
-        fewer = rest[2 * wide * count :].view(wide, count - 1)
-        least = 1e-10 * float(plain.max()) if wide else 0.0
-        squared = torch.tensor(factors, dtype=torch.float64) ** 2
-        wanted = (plain * squared)[:, list(stay)]
-        far = (scaled[:, list(stay)] - wanted).abs() > 1e-2 * wanted + least * squared.clamp_min(1.0)[list(stay)]
-        relative = coarse(self._runs.module)
-        away = (plain[:, 1:] - fewer).abs() > 2 * relative * plain[:, 1:] + least
-        if not (bool(changed.all()) and bool(plain.isfinite().all()) and bool(fewer.isfinite().all())):
-            raise _Unclear
-        if bool(far.any()) or not bool(scaled[:, list(stay)].isfinite().all()) or bool(away.any()):
+        least = 1e-10 * float(plain.max())
+        squared = torch.tensor(factors, dtype=torch.float64)[stay] ** 2
+        wanted = plain_kept * squared
+        far = (scaled_kept - wanted).abs() > 1e-2 * wanted + least * squared.clamp_min(1.0)
+        away = (plain[:, 1:] - fewer).abs() > 2 * coarse(self._runs.module) * plain[:, 1:] + least
+        if bool(far.any() | away.any()):
             raise _Unclear
 
 

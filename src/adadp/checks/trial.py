@@ -18,27 +18,51 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from adadp.checks.cascade import Cascade
-from adadp.checks.collate import CollateTrial, Recollated
+from adadp.checks.collate import CollateWatch
 from adadp.checks.containers import Arguments, take_apart
 from adadp.checks.criterion import WatchedCriterion
-from adadp.checks.dataset_items import fetched
+from adadp.checks.dataset_records import unseen_parts
 from adadp.checks.inputs import InputWatch, Part, place_of
 from adadp.checks.known_losses import recognised
 from adadp.checks.loss_trial import refuse_crossing_rows
-from adadp.checks.messages import LOSSES, NO_BATCH, NO_ROWS, STALE_OUTPUT, UNKNOWN, UNRUN
 from adadp.checks.padding import UNTRIED, Padded, Unmatched, padded, refuse_padding
 from adadp.checks.public_examples import public_examples_of
-from adadp.checks.records import unseen_parts
 from adadp.checks.schedule import Schedule
-from adadp.checks.seeds import generators_kept, seeded
+from adadp.checks.seeds import generators_kept
 from adadp.checks.trial_runs import TrialRuns
-from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
+from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture.tap import backward_pass
 from adadp.gradients.rounding import full_precision
 from adadp.out_of_memory import out_of_memory
 
-#: What models raise where they do not take their arguments. (Errors of privacy are none of these.)
+# Texts are fixed but for names of modules and classes, so that none holds private values.
+_LOSSES = (
+    "each example's loss is computed by the loop in a way that is not known: that row i is not divided or weighted by "
+    "something of the other examples (a count, a length, a maximum) cannot be seen. A TrainingStep, which is given the "
+    "loss as a function, can try it; the functions of adadp.losses on the model's outputs are known"
+)
+_NO_BATCH = (
+    "no tensor with a row for each example is in what the step is given, so the loss cannot be tried: call the step "
+    "with all of the batch, as tensors, or lists, tuples, dicts or dataclasses of tensors"
+)
+_STALE_OUTPUT = (
+    "{} is given what it returned for an earlier lot (a hidden state that is handed on, for instance): examples of "
+    "that lot reach this one without noise. Begin each batch with a fresh state."
+)
+_UNRUN = (
+    "{} cannot be tried out on a few examples of a batch, so it is not known whether it keeps them apart. Let it take "
+    "batches of any size."
+)
+_UNKNOWN = (
+    "{} was given a {}, which cannot be taken apart into examples, so it is not known whether the model keeps them "
+    "apart. Give it tensors, or lists, tuples, dicts or dataclasses of tensors."
+)
+_NO_ROWS = (
+    "{} was given no tensor with a row for each example of the batch, so it is not known whether it keeps them apart. "
+    "Keep examples in the first dimension (batch_first=False for [T, N, ...]) from the loader to the loss."
+)
+#: What models raise where they do not take their arguments.
 _NOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
 
 
@@ -60,6 +84,10 @@ class Trial:
         on_refusal: called with the text of each refusal; the guarantee is none from then on.
         postponed: whether a trial that is due waits until the step is recorded (`before_recording`).
 
+    Guarantee:
+        None: a trial that passes proves nothing. A refusal is raised before the lot's release, and again in every later
+        call of what was refused.
+
     """
 
     def __init__(
@@ -75,10 +103,11 @@ class Trial:
         public_examples: Any = None,
     ) -> None:
         self._capture, self._mean, self._largest = capture, loss_reduction == "mean", largest
-        self._dataset, self._collate = dataset, collate
         self._dimensions = (0,) if batch_first else (1, 0)
         self._public = public_examples_of(public_examples, default_collate if collate is None else collate)
+        public_items = None if self._public is None else self._public.items
         self.untried: dict[str, str] = {}
+        self._collate = CollateWatch(collate, dataset, public_items, self._dimensions, self.untried)
         self.on_refusal: Callable[[str], None] = lambda text: None
         self.postponed = False
         self._schedule = Schedule(capture.module, steps)
@@ -90,8 +119,6 @@ class Trial:
         self._outputs: list[Tensor] = []  # what the model returned for this microbatch, until its losses are tried
         self._own_loss: object = None  # the microbatch for which a scalar that a module returned was differentiated
         self._criterion: WatchedCriterion | None = None
-        self._collated: tuple[int, Recollated | None] | None = None  # the stage of the last trial, and its result
-        self._collate_refused: str | None = None
         text = unseen_parts(dataset)
         if text is not None:
             self.untried["dataset"] = text
@@ -121,7 +148,7 @@ class Trial:
         """Try `module`, if that is due, on rows of the arguments that it is about to be called with."""
         self._raise_again(module)
         if self._inputs.stale.from_another(args, kwargs, place_of(part)):
-            raise self._remembered(module, TrainingLoopError(STALE_OUTPUT.format(self._capture.module_name(module))))
+            raise self._remembered(module, TrainingLoopError(_STALE_OUTPUT.format(self._capture.module_name(module))))
         key = self._schedule.key(module, part)
         self._inputs.compare_attributes(part)
         if self._covered == part.lot and part.count > 1 and id(module) not in self.undecided:
@@ -138,7 +165,7 @@ class Trial:
         arguments = self._read((args, kwargs), part)
         if arguments.parts.unknown or not arguments.has_rows:
             name, unknown = self._capture.module_name(module), ", ".join(arguments.parts.unknown)
-            self._capture.refusal = UNKNOWN.format(name, unknown) if unknown else NO_ROWS.format(name)
+            self._capture.refusal = _UNKNOWN.format(name, unknown) if unknown else _NO_ROWS.format(name)
             return
         if part.count < 2:  # one example has nothing to mix with
             return
@@ -192,7 +219,7 @@ class Trial:
 
         def attempt(dims: Sequence[int | None]) -> bool:
             read = replace(arguments, dims=list(dims))
-            return cascade.of_module(module, read, synthetic_first=self._public is None)
+            return cascade.of_module(module, read, synthetic_first=True)
 
         try:
             return attempt(arguments.dims)
@@ -210,7 +237,7 @@ class Trial:
             for dims in _other_readings(arguments):
                 with suppress(RuntimeError, ValueError, IndexError, TypeError):
                     return attempt(dims)
-            raise UnsupportedModuleError(UNRUN.format(self._capture.module_name(module))) from None
+            raise UnsupportedModuleError(_UNRUN.format(self._capture.module_name(module))) from None
 
     def _refuse_padding(self, module: nn.Module, arguments: Arguments, part: Part) -> None:
         """Refuse the module where an example's result changes with the length of others."""
@@ -220,11 +247,9 @@ class Trial:
         ):
             self.untried["padding"] = UNTRIED
 
-    # ---- the collate function ------------------------------------------------------------------------------------
-
     def _padded(self, arguments: Arguments, part: Part) -> Padded | None:
         """Arguments in which one item is longer; None where the collate function pads nothing, or cannot be tried."""
-        made = self._recollated(part)
+        made = self._collate.recollated(part.indices, self._schedule.stage(part.lot))
         if made is None:
             return None
         try:
@@ -232,26 +257,6 @@ class Trial:
         except Unmatched:
             self.untried["padding"] = UNTRIED
             return None
-
-    def _recollated(self, part: Part) -> Recollated | None:
-        """Try the collate function, once for each stage of the schedule."""
-        if self._collate_refused is not None:
-            raise ConfigurationError(self._collate_refused)
-        if self._collate is None or self._collate is default_collate or self._dataset is None or len(part.indices) < 2:
-            return None
-        stage = self._schedule.stage(part.lot)
-        if self._collated is None or self._collated[0] < stage:
-            try:
-                with seeded(0):
-                    known = None if self._public is None else self._public.items[:5]
-                    items = fetched(self._dataset, list(part.indices)[:5]) if known is None else known
-                trial = CollateTrial(self._collate, items, self._dimensions)
-                self._collated = stage, trial.recollated()
-            except ConfigurationError as error:
-                self._collate_refused = str(error)
-                raise
-            self.untried |= trial.untried
-        return self._collated[1]
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
@@ -271,14 +276,14 @@ class Trial:
         """Refuse a loss that mixes examples. Whether the modules that it calls were tried with it."""
         arguments = self._read(batch, part)
         if arguments.parts.unknown or not arguments.has_rows:
-            raise TrainingLoopError(NO_BATCH)
+            raise TrainingLoopError(_NO_BATCH)
         lengths, cascade = self._padded(arguments, part), self._cascade(part)
         self._inputs.compare(arguments, part)
         public = self._public_arguments(arguments, part)
         if public is not None:
             with suppress(*_NOT_RUN):
                 return cascade.of_loss(loss, public, lengths, synthetic_first=False)
-        return cascade.of_loss(loss, arguments, lengths, synthetic_first=self._public is None)
+        return cascade.of_loss(loss, arguments, lengths, synthetic_first=True)
 
     def before_recording(self, loss: Callable[..., Tensor], batch: tuple[Any, ...], part: Part) -> None:
         """Try the loss on the whole batch, just before a CUDA graph is recorded: replays run no Python code."""
@@ -294,7 +299,7 @@ class Trial:
         """Try losses [n] of a forward pass that has run: the gradient of each may reach its own example only."""
         self._raise_again(self)
         if self._capture.recorded:  # a second backward pass of this batch, which is not tried
-            self.untried["loss"] = LOSSES
+            self.untried["loss"] = _LOSSES
             return
         if not self.loss_due(self, part):
             return
@@ -307,7 +312,7 @@ class Trial:
         outputs, self._outputs = self._outputs, []
         leaves = [leaf for leaf in take_apart(part.batch, part.count).leaves if isinstance(leaf, Tensor)]
         if not recognised(losses, outputs, leaves):
-            self.untried["loss"] = LOSSES
+            self.untried["loss"] = _LOSSES
 
     def of_criterion(self, criterion: Callable[..., Tensor]) -> WatchedCriterion:
         """Try a criterion on made-up outputs, and on the shapes of its calls if it is a module."""

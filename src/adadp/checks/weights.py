@@ -32,7 +32,7 @@ class Weights:
         held: list[dict[str, Any]] = []
         for part in module.modules():
             held += [part._modules, part._parameters]
-        self._held = [(entries, _identities(entries)) for entries in held]
+        self._held = [(entries, list(map(id, entries.values()))) for entries in held]
         self._values = [*module.parameters(), *module.buffers()]
         self.settle()
         self.note_groups(optimizer)
@@ -43,7 +43,7 @@ class Weights:
     def note_groups(self, optimizer: Optimizer) -> None:
         """Accept the optimizer's parameter groups as they are now."""
         self._optimizer = optimizer
-        self._stepped = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        self._stepped = _stepped_on(optimizer)
 
     def check(self) -> None:
         """Raise where a tensor that is trained is not one of those that were made private."""
@@ -54,8 +54,7 @@ class Weights:
                     "or reparametrized since (a new head, LoRA, weight_norm, load_state_dict(assign=True)). What came "
                     "later is trained without clipping and noise. Change the model first, then call make_private."
                 )
-        stepped = [id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]]
-        if stepped != self._stepped:
+        if _stepped_on(self._optimizer) != self._stepped:
             raise TrainingLoopError(
                 "the optimizer's parameters were changed after make_private: what it steps on must be what is "
                 "released. Build the optimizer with all parameters first, then call make_private."
@@ -79,16 +78,16 @@ class Weights:
         return ", ".join(names[:3])
 
 
+def _stepped_on(optimizer: Optimizer) -> list[int]:
+    return [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _watch(parameter: nn.Parameter, name: str, reached: dict[str, None]) -> None:
     if parameter.is_leaf and (parameter.is_floating_point() or parameter.is_complex()):
         before = parameter.requires_grad
         parameter.requires_grad_(True)  # a hook needs it; it may be unfrozen later
         parameter.register_post_accumulate_grad_hook(lambda _: reached.setdefault(name))  # type: ignore[no-untyped-call]
         parameter.requires_grad_(before)
-
-
-def _identities(entries: dict[str, Any]) -> list[int]:
-    return [id(entry) for entry in entries.values()]
 
 
 def taken(module: nn.Module) -> str | None:

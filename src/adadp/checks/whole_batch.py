@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from adadp.checks.comparison import ExampleAxis, differs
+from adadp.checks.result_comparison import ExampleAxis, differs
 from adadp.checks.seeds import halves
 from adadp.checks.trial_rows import Row
 from adadp.checks.trial_runs import LossRuns, TrialRuns

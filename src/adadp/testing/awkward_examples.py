@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adadp.checks.containers import take_apart
 from adadp.testing.changed_dataset import Change
 
 _LOOKED_AT = 64  # how many items are read for their values, lengths and classes
@@ -128,19 +129,16 @@ def surroundings(dataset: Any) -> list[Surroundings]:
 
 
 def _mapped(item: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(item, Mapping):
-        return {key: _mapped(value, change) for key, value in item.items()}
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*(_mapped(value, change) for value in item))
-    if isinstance(item, tuple) or (isinstance(item, list) and not _is_array(item)):
-        return type(item)(_mapped(value, change) for value in item)
-    return change(item)
+    parts = take_apart(item, leaf=_is_leaf)
+    return parts.rebuilt([change(leaf) for leaf in parts.leaves])
 
 
 def _leaves(item: Any) -> list[Any]:
-    found: list[Any] = []
-    _mapped(item, found.append)
-    return found
+    return take_apart(item, leaf=_is_leaf).leaves
+
+
+def _is_leaf(value: Any) -> bool:
+    return not isinstance(value, Mapping | tuple | list) or _is_array(value)
 
 
 def _is_array(leaf: Any) -> bool:

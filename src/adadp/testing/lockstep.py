@@ -134,10 +134,8 @@ class _Comparison:
                 self._train,
                 with_changes(self._dataset, Change({**change.items, target: example.item}, change.all_others)),
             )
-        except PrivacyError as error:
-            return Effect(name, refused=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
         except Exception as error:
-            return Effect(name, skipped=True, error=f"{type(error).__name__}: {error}", lots=world.seen)
+            return replace(_failed(error), example=name, lots=world.seen)
         self.last = world
         mixed = world.read_for_several() or world.worst.mixed
         return replace(world.worst, example=name, lots=world.seen, mixed=mixed)
@@ -182,12 +180,10 @@ class _Comparison:
                 return self._elsewhere(target, world, where)
             if not self._first and (again := run(world)).worst.value > ROUNDING:
                 self.unrepeatable = again.worst.why or "its releases differ"
-        except PrivacyError as error:
-            return Effect("", refused=True, error=f"{type(error).__name__}: {error}")
         except Exception as error:
-            if where.name == "own":
+            if where.name == "own" and not isinstance(error, PrivacyError):
                 raise
-            return Effect("", skipped=True, error=f"{type(error).__name__}: {error}")
+            return _failed(error)
         self.last = self.last or world
         return world
 
@@ -198,6 +194,12 @@ class _Comparison:
                 self._target = other
                 return self._without(other, where)
         return Effect("", skipped=True, error="no item of the dataset is in a lot")
+
+
+def _failed(error: Exception) -> Effect:
+    """The engine refused the loop, or else the loop cannot take the example."""
+    refused = isinstance(error, PrivacyError)
+    return Effect("", refused=refused, skipped=not refused, error=f"{type(error).__name__}: {error}")
 
 
 def _result(comparison: _Comparison, effects: list[Effect], delta: float) -> Influence:

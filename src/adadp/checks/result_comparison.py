@@ -16,6 +16,13 @@ def coarse(module: nn.Module) -> float:
     return max([1e-2, *(16 * torch.finfo(dtype).eps for dtype in halves)])
 
 
+def one_row_less(one: Tensor, less: Tensor, count: int, dimensions: Iterable[int]) -> bool:
+    """Whether a tensor has `count` rows, and one row less in a run with one example less."""
+    return any(
+        one.ndim > d and less.ndim > d and one.shape[d] == count and less.shape[d] == count - 1 for d in dimensions
+    )
+
+
 def example_dimension(one: Tensor, less: Tensor) -> int | None:
     """The dimension of examples: the one that is shorter by one in a run with one example less.
 
@@ -85,10 +92,14 @@ def differs(
         return False  # the usual case, and faster to see
     if not first.is_floating_point():
         return not torch.equal(first, second)
-    finite = first[first.isfinite()].abs()
-    size = float(finite.max()) if finite.numel() else 1.0  # small results are compared at their own size
-    absolute = max(relative * 1e-2 * min(size, 1.0), least)
+    absolute = max(relative * 1e-2 * min(largest_finite(first, 1.0), 1.0), least)  # small results: at their own size
     return not torch.allclose(first, second, rtol=relative, atol=absolute, equal_nan=True)
+
+
+def largest_finite(tensor: Tensor, default: float) -> float:
+    """The largest finite absolute value; `default` where there is none."""
+    finite = tensor[tensor.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else default
 
 
 def padded_alike(one: Tensor, other: Tensor, relative: float, least: float) -> bool:
@@ -100,9 +111,8 @@ def padded_alike(one: Tensor, other: Tensor, relative: float, least: float) -> b
     def close(first: Tensor, second: Tensor) -> bool:
         if not first.is_floating_point():
             return torch.equal(first, second)
-        finite = first[first.isfinite()].abs()
-        size = float(finite.max()) if finite.numel() else 1.0
-        return torch.allclose(first, second, rtol=relative, atol=max(relative * size, least), equal_nan=True)
+        absolute = max(relative * largest_finite(first, 1.0), least)
+        return torch.allclose(first, second, rtol=relative, atol=absolute, equal_nan=True)
 
     if close(_front(one, lengths), _front(other, lengths)):
         return True
