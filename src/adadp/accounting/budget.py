@@ -8,7 +8,7 @@ rise, hence anything below a certified set fits too, and no accountant is asked 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from adadp.accounting.composition import Canonical
@@ -62,6 +62,20 @@ class Allowance:
         cost = get_accountant(self.accountant).epsilon(self._with(counts), self.budget.delta, self.neighbours)
         return cost.epsilon <= self.budget.epsilon
 
+    def _most(self, grown: Callable[[int], Mapping[Event, int]], at_most: int) -> int:
+        """The largest number for which the counts `grown(number)` fit: 0..at_most."""
+        from adadp.accounting.calibration import most
+
+        return most(
+            lambda more: self._with(grown(more)),
+            self.budget.epsilon,
+            self.budget.delta,
+            accountant=self.accountant,
+            neighbours=self.neighbours,
+            at_most=at_most,
+            guess=max(1, at_most // 2),
+        )
+
     def certify(self, counts: Mapping[Event, int]) -> bool:
         """Whether a run may hold `counts`."""
         if all(self._certified.get(event, 0) >= count for event, count in counts.items()):
@@ -73,17 +87,7 @@ class Allowance:
 
     def most(self, event: Event, counts: Mapping[Event, int], at_most: int) -> int:
         """How many of `event` fit on top of `counts`, which fit: 0..at_most."""
-        from adadp.accounting.calibration import most
-
-        found = most(
-            lambda more: self._with({**counts, event: counts.get(event, 0) + more}),
-            self.budget.epsilon,
-            self.budget.delta,
-            accountant=self.accountant,
-            neighbours=self.neighbours,
-            at_most=at_most,
-            guess=max(1, at_most // 2),
-        )
+        found = self._most(lambda more: {**counts, event: counts.get(event, 0) + more}, at_most)
         if found:
             self._certified = {**counts, event: counts.get(event, 0) + found}
         return found
@@ -110,17 +114,7 @@ class Allowance:
         if self._fits(grown(ahead)):
             self._certified = grown(ahead)
             return ahead
-        from adadp.accounting.calibration import most
-
-        more = most(
-            lambda count: self._with(grown(count)),
-            self.budget.epsilon,
-            self.budget.delta,
-            accountant=self.accountant,
-            neighbours=self.neighbours,
-            at_most=ahead - 1,
-            guess=max(1, ahead // 2),
-        )
+        more = self._most(grown, ahead - 1)
         if more >= need:
             self._certified = grown(more)
             return more

@@ -19,14 +19,7 @@ from functools import lru_cache
 
 from adadp.accounting import theorem1
 from adadp.accounting.composition import Canonical
-from adadp.accounting.events import (
-    Event,
-    FixedSizeGaussian,
-    Gaussian,
-    Neighbours,
-    PoissonGaussian,
-    RenyiBlock,
-)
+from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, RenyiBlock
 from adadp.errors import AccountingError
 
 ORDERS: tuple[float, ...] = (

@@ -15,6 +15,7 @@ on, so there is nothing left that could be chosen by what the plan releases.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -50,12 +51,30 @@ class Limit(Protocol):
     def room(self, event: Event, counts: Mapping[Event, int], need: int) -> int: ...
 
 
-class FilterLimit:
+class _SharedLimit(ABC):
+    """What the two ways to keep a shared budget have in common."""
+
+    _spent: Canonical = ()
+
+    def beside(self, spent: Canonical) -> None:
+        """Take `spent` as what everything else in the ledger holds by now."""
+        self._spent = spent
+
+    @abstractmethod
+    def most(self, event: Event, counts: Mapping[Event, int], at_most: int) -> int:
+        """How many of `event` fit on top of `counts`: 0..at_most."""
+
+    def room(self, event: Event, counts: Mapping[Event, int], need: int) -> int:
+        """As `Allowance.room`."""
+        fit = self.most(event, counts, _PLENTY)
+        return fit if fit >= need else 0
+
+
+class FilterLimit(_SharedLimit):
     """What a ledger's privacy filter still admits: everything in the ledger counts, at one Renyi order."""
 
     def __init__(self, budget: Budget, order: float, neighbours: Neighbours) -> None:
         self._filter = RenyiFilter(budget.epsilon, budget.delta, order, neighbours)
-        self._spent: Canonical = ()
         self.event = self._filter.event
 
     @property
@@ -68,10 +87,6 @@ class FilterLimit:
             f"Renyi filter at order {self._filter.order:g})"
         )
 
-    def beside(self, spent: Canonical) -> None:
-        """Take `spent` as what everything else in the ledger holds by now."""
-        self._spent = spent
-
     def _left(self, counts: Mapping[Event, int]) -> Fraction:
         prices = (self._filter.price(event, count) for event, count in (*self._spent, *counts.items()))
         return Fraction(self._filter.budget) - sum(prices, Fraction(0))
@@ -81,24 +96,17 @@ class FilterLimit:
         return self._left(counts) >= 0
 
     def most(self, event: Event, counts: Mapping[Event, int], at_most: int) -> int:
-        """How many of `event` fit on top of `counts`: 0..at_most."""
         left, price = self._left(counts), self._filter.price(event)
         if left < 0:
             return 0
         return at_most if price == 0 else min(at_most, left // price)
 
-    def room(self, event: Event, counts: Mapping[Event, int], need: int) -> int:
-        """As `Allowance.room`."""
-        fit = self.most(event, counts, _PLENTY)
-        return fit if fit >= need else 0
 
-
-class PlanLimit:
+class PlanLimit(_SharedLimit):
     """What is left of the one plan that has all of a shared budget; nothing for anybody else (`steps` 0)."""
 
     def __init__(self, plan: OnePlan, *, mine: bool) -> None:
         self._plan, self._steps = plan, plan.steps if mine else 0
-        self._spent: Canonical = ()
 
     @property
     def key(self) -> object:
@@ -110,25 +118,15 @@ class PlanLimit:
             f"of {self._plan.event!r}),"
         )
 
-    def beside(self, spent: Canonical) -> None:
-        """Take `spent` as what everything else in the ledger holds by now."""
-        self._spent = spent
-
     def certify(self, counts: Mapping[Event, int]) -> bool:
         """Whether a run may hold `counts`."""
         held = [(event, count) for event, count in (*self._spent, *counts.items()) if count]
         return all(event == self._plan.event for event, _ in held) and sum(n for _, n in held) <= self._steps
 
     def most(self, event: Event, counts: Mapping[Event, int], at_most: int) -> int:
-        """How many of `event` fit on top of `counts`: 0..at_most."""
         if event != self._plan.event or not self.certify(counts):
             return 0
         return min(at_most, self._steps - sum(n for _, n in self._spent) - sum(counts.values()))
-
-    def room(self, event: Event, counts: Mapping[Event, int], need: int) -> int:
-        """As `Allowance.room`."""
-        fit = self.most(event, counts, _PLENTY)
-        return fit if fit >= need else 0
 
 
 class Limits:

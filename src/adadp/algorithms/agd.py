@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from adadp.accounting.events import PoissonGaussian
 from adadp.accounting.filter import RenyiFilter
@@ -94,34 +93,21 @@ class AGD(Algorithm):
         return LineSearch(parameters, self.settings["lr"])
 
     def make_private(
-        self,
-        engine: PrivacyEngine,
-        *,
-        module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[Any],
-        noise_multiplier: float,
-        task: Task,
-        **options: Any,
+        self, engine: PrivacyEngine, *, task: Task, **given: Any
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """As `engine.make_private`; `task.steps` lots at `noise_multiplier` are the budget, fewer may run."""
+        optimizer = given["optimizer"]
         if not isinstance(optimizer, LineSearch):
             raise ConfigurationError("agd brings its own optimizer: pass what AGD.optimizer returns")
-        if options.get("max_physical_batch_size") is not None or options.get("pad_lots"):
+        if given.get("max_physical_batch_size") is not None or given.get("pad_lots"):
             raise ConfigurationError("agd looks at a lot several times, so it cannot come in parts: no microbatch")
-        examples, lot = check_loader(data_loader)
-        event = PoissonGaussian(noise_multiplier, lot / examples)
+        if given.get("sampling", "poisson") != "poisson":
+            raise ConfigurationError("agd's filter is proven for Poisson lots: leave sampling out")
+        examples, lot = check_loader(given["data_loader"])
+        event = PoissonGaussian(given["noise_multiplier"], lot / examples)
         filter = RenyiFilter.for_releases(event, task.steps, task.delta, beside=task.beside)
-        made = super().make_private(
-            engine,
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=noise_multiplier,
-            task=task,
-            step_class=partial(SearchStep, rules=self._rules(), rate=event.rate, filter=filter),
-            **options,
-        )
+        search = partial(SearchStep, rules=self._rules(), rate=event.rate, filter=filter)
+        made = super().make_private(engine, task=task, step_class=search, **given)
         step = made[1]._step
         assert isinstance(step, SearchStep)
         optimizer.search = step

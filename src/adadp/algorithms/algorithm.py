@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from adadp.accounting.events import Event
 from adadp.algorithms.defaults import DEFAULTS, learning_rate
@@ -108,26 +107,10 @@ class Algorithm(ABC):
         """A new torch optimizer for one run."""
 
     def make_private(
-        self,
-        engine: PrivacyEngine,
-        *,
-        module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[Any],
-        noise_multiplier: float,
-        task: Task,
-        **options: Any,
+        self, engine: PrivacyEngine, *, task: Task, **given: Any
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-        """As `engine.make_private`, with this algorithm's clipping."""
-        return engine.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=noise_multiplier,
-            clipping=self.clipping(task),
-            steps=task.steps,
-            **options,
-        )
+        """As `engine.make_private(**given)`, with this algorithm's clipping and the task's number of steps."""
+        return engine.make_private(clipping=self.clipping(task), steps=task.steps, **given)
 
     def see(self, optimizer: Optimizer, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:  # noqa: B027
         """Called with each lot before `optimizer.step()`. Only line searches look at it, and pay for what they see."""

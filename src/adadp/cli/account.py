@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from adadp.cli import pipeline as options
-from adadp.cli.messages import warn
-from adadp.cli.output import print_list, print_table
 from adadp.errors import AccountingError, ConfigurationError
 
 
@@ -25,9 +21,7 @@ def account(
     accountant: options.AccountantOption = None,
     sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the privacy profile into this file.", show_default=False)
-    ] = None,
+    plot: options.PlotOption = None,
     json_output: options.JsonOption = False,
 ) -> None:
     """Epsilon for a delta, or delta for an epsilon."""
@@ -48,28 +42,6 @@ def account(
         spent = chosen.delta(composition, epsilon, run.neighbours)
     if not math.isfinite(spent.epsilon):
         raise AccountingError(f"no finite epsilon was found at delta {spent.delta:g}")
-    warnings = options.warn_about_delta(spent.delta, examples)
-    assumptions = (*run.assumptions(), *spent.notes)
-    if plot is not None:
-        from adadp.cli.plot import draw_profile
-
-        draw_profile(plot, composition, spent, chosen.name, run.neighbours)
-    for warning in warnings:
-        warn(warning)
-    if json_output:
-        values: dict[str, object] = {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "accountant": spent.accountant,
-            "assumptions": list(assumptions),
-            "neighbours": str(run.neighbours),
-        }
-        if spent.order is not None:
-            values["order"] = int(spent.order) if spent.order.is_integer() else spent.order
-        if warnings:
-            values["warnings"] = list(warnings)
-        typer.echo(json.dumps(values, indent=2))
-        return
     rows = [("epsilon", round_up(spent.epsilon)), ("delta", round_up(spent.delta))]
     order = "" if spent.order is None else f", order {spent.order:g}"
     rows.append(("accountant", f"{spent.accountant}{order}"))
@@ -78,7 +50,5 @@ def account(
     if 0 < spent.delta < 1:
         mu = round_up(gdp_mu(spent.epsilon, spent.delta), 3)
         rows.append(("as hard to tell as", f"N(0, 1) from N({mu}, 1)"))
-    print_table("Privacy spent", rows)
-    print_list("This rests on", assumptions)
-    if plot is not None:
-        typer.echo(f"\nThe privacy profile is in {plot}.")
+    drawn = (plot, composition, chosen.name)
+    options.give(run, spent, "Privacy spent", {}, rows, drawn=drawn, json_output=json_output)

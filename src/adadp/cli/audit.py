@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adadp.cli import script as own
 from adadp.cli.output import print_list, print_table
@@ -188,10 +186,10 @@ def _real(dataset: str, data_dir: str | None, examples: int | None, path: str | 
 
 
 def _with_bar(trials: int, run: Callable[[Callable[[int], None]], Audit]) -> Audit:
-    """On stderr, so that results can be piped; nothing where stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("attacking"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    """Run with a bar of the trials that were made."""
+    from adadp.cli.progress import on_stderr
+
+    with on_stderr("attacking") as bar:
         task = bar.add_task("attacking", total=trials)
 
         def show(done: int) -> None:

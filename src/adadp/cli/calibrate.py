@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from adadp.cli import pipeline as options
-from adadp.cli.messages import warn
-from adadp.cli.output import print_list, print_table
 from adadp.errors import ConfigurationError
 
 
@@ -23,9 +19,7 @@ def calibrate(
     accountant: options.AccountantOption = None,
     sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the privacy profile into this file.", show_default=False)
-    ] = None,
+    plot: options.PlotOption = None,
     json_output: options.JsonOption = False,
 ) -> None:
     """The smallest noise multiplier with which the whole pipeline keeps to a budget."""
@@ -35,37 +29,9 @@ def calibrate(
     run = options.pipeline(examples, lot, steps, sampling, gaussian)
     if steps < 1:
         raise ConfigurationError("--steps must be 1 or more: without a step there is no noise to choose")
-    found = calibrate_noise(
-        run.composition,
-        epsilon,
-        delta,
-        accountant=run.accountant(accountant),
-        neighbours=run.neighbours,
-    )
-    warnings = options.warn_about_delta(delta, examples)
-    assumptions = (*run.assumptions(), *found.spent.notes)
-    if plot is not None:
-        from adadp.cli.plot import draw_profile
-
-        name = run.accountant(accountant)
-        draw_profile(plot, run.composition(found.noise_multiplier), found.spent, name, run.neighbours)
-    for warning in warnings:
-        warn(warning)
-    if json_output:
-        values: dict[str, object] = {
-            "noise_multiplier": found.noise_multiplier,
-            "epsilon": found.spent.epsilon,
-            "delta": delta,
-            "accountant": found.spent.accountant,
-            "assumptions": list(assumptions),
-            "neighbours": str(run.neighbours),
-        }
-        if found.spent.order is not None:
-            values["order"] = found.spent.order
-        if warnings:
-            values["warnings"] = list(warnings)
-        typer.echo(json.dumps(values, indent=2))
-        return
+    name = run.accountant(accountant)
+    found = calibrate_noise(run.composition, epsilon, delta, accountant=name, neighbours=run.neighbours)
+    composition = run.composition(found.noise_multiplier)
     rows = [
         # Rounded up: with less noise than was found the budget would not hold.
         ("noise multiplier", round_up(found.noise_multiplier, 5)),
@@ -74,8 +40,7 @@ def calibrate(
         ("accountant", found.spent.accountant),
         ("neighbours", str(run.neighbours)),
     ]
-    rows += [("released", describe(event, count)) for event, count in run.composition(found.noise_multiplier)]
-    print_table("Calibrated", rows)
-    print_list("This rests on", assumptions)
-    if plot is not None:
-        typer.echo(f"\nThe privacy profile is in {plot}.")
+    rows += [("released", describe(event, count)) for event, count in composition]
+    values: dict[str, object] = {"noise_multiplier": found.noise_multiplier}
+    drawn = (plot, composition, name)
+    options.give(run, found.spent, "Calibrated", values, rows, drawn=drawn, json_output=json_output)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from adadp.accounting.events import Event, Gaussian, Neighbours
 from adadp.accounting.guarantee import PUBLIC_NUMBER
+from adadp.cli.messages import warn
+from adadp.cli.output import print_list, print_table
 from adadp.errors import ConfigurationError
 from adadp.sampling.schemes import scheme
+
+if TYPE_CHECKING:
+    from adadp.accounting.accountant import Spent
+    from adadp.accounting.composition import Composition
 
 _MOST_EXAMPLES, _MOST_STEPS = 10**12, 10**9
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
@@ -47,6 +55,7 @@ GaussianOption = Annotated[
         help="One more Gaussian release on all examples (DP-PCA), of this noise multiplier. Repeatable.",
     ),
 ]
+PlotOption = Annotated[Path | None, typer.Option(help="Draw the privacy profile into this file.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -133,3 +142,53 @@ def warn_about_delta(delta: float, examples: int) -> tuple[str, ...]:
 def pipeline(examples: int, lot: int, steps: int, sampling: SamplingName, gaussian: Sequence[float] | None) -> Pipeline:
     """The options as one value, checked."""
     return Pipeline(examples, lot, steps, sampling, tuple(gaussian or ()))
+
+
+def give(
+    run: Pipeline,
+    spent: Spent,
+    title: str,
+    values: dict[str, object],
+    rows: list[tuple[str, str]],
+    *,
+    drawn: tuple[Path | None, Composition, str],
+    json_output: bool,
+) -> None:
+    """Print what a command found: `values` as JSON, or `rows` as a table with what they rest on.
+
+    Args:
+        run: the pipeline that was accounted for.
+        spent: what it costs.
+        title: of the table.
+        values: keys of the command's own, which come first; those of every command are added.
+        rows: the table.
+        drawn: the file for a plot of the privacy profile (None: no plot), the releases, and the accountant's name.
+        json_output: whether to print JSON and nothing else.
+    """
+    plot, composition, accountant = drawn
+    if plot is not None:
+        from adadp.cli.plot import draw_profile
+
+        draw_profile(plot, composition, spent, accountant, run.neighbours)
+    warnings = warn_about_delta(spent.delta, run.examples)
+    for warning in warnings:
+        warn(warning)
+    assumptions = (*run.assumptions(), *spent.notes)
+    if json_output:
+        values |= {
+            "epsilon": spent.epsilon,
+            "delta": spent.delta,
+            "accountant": spent.accountant,
+            "assumptions": list(assumptions),
+            "neighbours": str(run.neighbours),
+        }
+        if spent.order is not None:
+            values["order"] = int(spent.order) if spent.order.is_integer() else spent.order
+        if warnings:
+            values["warnings"] = list(warnings)
+        typer.echo(json.dumps(values, indent=2))
+        return
+    print_table(title, rows)
+    print_list("This rests on", assumptions)
+    if plot is not None:
+        typer.echo(f"\nThe privacy profile is in {plot}.")

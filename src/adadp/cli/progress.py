@@ -1,4 +1,4 @@
-"""The progress bar of `adadp train`: accuracy, epsilon so far, examples per second, time left."""
+"""Progress bars, and that of `adadp train`: accuracy, epsilon so far, examples per second, time left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from adadp.accounting.guarantee import round_up
 
@@ -15,20 +15,18 @@ if TYPE_CHECKING:
     from adadp.training.planning import Plan
 
 
+def on_stderr(doing: str, *more: ProgressColumn) -> Progress:
+    """A bar on stderr, so that results can be piped; nothing where stderr is not a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn(doing), BarColumn(bar_width=24), MofNCompleteColumn(), *more, TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
 class Bar:
-    """On stderr, so that results can be piped; nothing where stderr is not a terminal."""
+    """The bar of a training run."""
 
     def __init__(self, plan: Plan) -> None:
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[standing]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self._bar = on_stderr("training", TextColumn("{task.fields[standing]}"))
         self._task = self._bar.add_task("training", total=plan.steps, standing="")
 
     def show(self, standing: Standing) -> None:

@@ -87,8 +87,14 @@ _CIFAR100_CLASSES = tuple(
 )
 
 
-def _idx(base: str, file: str, size: int, checksum: str, digest: str) -> Idx:
-    return Idx(file, digest, Download(f"{base}{file}.gz", size, "sha256", checksum))
+def _idx_splits(base: str, *files: tuple[int, str, str]) -> dict[str, IdxSplit]:
+    """(size, checksum of the .gz, digest) of the images and labels to train on, and of those to test on."""
+    names = [f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    made = [
+        Idx(name, digest, Download(f"{base}{name}.gz", size, "sha256", checksum))
+        for name, (size, checksum, digest) in zip(names, files, strict=True)
+    ]
+    return {"train": IdxSplit(*made[:2]), "test": IdxSplit(*made[2:])}
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -96,90 +102,57 @@ CATALOGUE: dict[str, Entry] = {
         "mnist",
         tuple("0123456789"),
         ("mnist", "MNIST/raw", "MNIST"),
-        {
-            "train": IdxSplit(
-                _idx(
-                    _MNIST,
-                    "train-images-idx3-ubyte",
-                    9912422,
-                    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                ),
-                _idx(
-                    _MNIST,
-                    "train-labels-idx1-ubyte",
-                    28881,
-                    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                ),
+        _idx_splits(
+            _MNIST,
+            (
+                9912422,
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             ),
-            "test": IdxSplit(
-                _idx(
-                    _MNIST,
-                    "t10k-images-idx3-ubyte",
-                    1648877,
-                    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                ),
-                _idx(
-                    _MNIST,
-                    "t10k-labels-idx1-ubyte",
-                    4542,
-                    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-                ),
+            (
+                28881,
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
             ),
-        },
+            (
+                1648877,
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            ),
+            (
+                4542,
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            ),
+        ),
     ),
     "fashion-mnist": Entry(
         "fashion-mnist",
-        (
-            "T-shirt/top",
-            "trouser",
-            "pullover",
-            "dress",
-            "coat",
-            "sandal",
-            "shirt",
-            "sneaker",
-            "bag",
-            "ankle boot",
-        ),
+        ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
         ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
-        {
-            "train": IdxSplit(
-                _idx(
-                    _FASHION,
-                    "train-images-idx3-ubyte",
-                    26421880,
-                    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                ),
-                _idx(
-                    _FASHION,
-                    "train-labels-idx1-ubyte",
-                    29515,
-                    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-                    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                ),
+        _idx_splits(
+            _FASHION,
+            (
+                26421880,
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             ),
-            "test": IdxSplit(
-                _idx(
-                    _FASHION,
-                    "t10k-images-idx3-ubyte",
-                    4422102,
-                    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                ),
-                _idx(
-                    _FASHION,
-                    "t10k-labels-idx1-ubyte",
-                    5148,
-                    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-                    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-                ),
+            (
+                29515,
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
             ),
-        },
+            (
+                4422102,
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            ),
+            (
+                5148,
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            ),
+        ),
         # Where Debian's package dataset-fashion-mnist puts them.
         ("/usr/share/dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist"),
     ),

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 from adadp.extras import require
 
 if TYPE_CHECKING:
-    from adadp.preprocessing.encoding import DeclaredOneHot, HashedOneHot
-    from adadp.preprocessing.noise_share import noise_multiplier_for_share
-    from adadp.preprocessing.pca import DPPCA
-    from adadp.preprocessing.persistence import load, save
-    from adadp.preprocessing.release import Charges
-    from adadp.preprocessing.scaler import DPStandardScaler
-    from adadp.preprocessing.table_preprocessor import TablePreprocessor, kind_of
+    from adadp.preprocessing.encoding import DeclaredOneHot as DeclaredOneHot
+    from adadp.preprocessing.encoding import HashedOneHot as HashedOneHot
+    from adadp.preprocessing.noise_share import noise_multiplier_for_share as noise_multiplier_for_share
+    from adadp.preprocessing.pca import DPPCA as DPPCA
+    from adadp.preprocessing.persistence import load as load
+    from adadp.preprocessing.persistence import save as save
+    from adadp.preprocessing.release import Charges as Charges
+    from adadp.preprocessing.scaler import DPStandardScaler as DPStandardScaler
+    from adadp.preprocessing.table_preprocessor import TablePreprocessor as TablePreprocessor
+    from adadp.preprocessing.table_preprocessor import kind_of as kind_of
 
 _HOME_OF = {
     "DPPCA": "pca",
@@ -34,18 +37,7 @@ _HOME_OF = {
     "save": "persistence",
 }
 
-__all__ = [
-    "DPPCA",
-    "Charges",
-    "DPStandardScaler",
-    "DeclaredOneHot",
-    "HashedOneHot",
-    "TablePreprocessor",
-    "kind_of",
-    "load",
-    "noise_multiplier_for_share",
-    "save",
-]
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from adadp.errors import ConfigurationError
+from adadp.preprocessing.release import require_columns
 
 Floats = npt.NDArray[np.float64]
 Cells = np.ndarray[Any, np.dtype[np.object_]]
@@ -68,7 +69,7 @@ class HashedOneHot(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """One-hot buckets, float64, shape (n, c * buckets)."""
         check_is_fitted(self)
         cells = as_cells(X, "HashedOneHot")
-        _same_columns(cells, self.n_features_in_, "HashedOneHot")
+        require_columns(cells, self.n_features_in_, "HashedOneHot")
         out = np.zeros((len(cells), cells.shape[1] * self.buckets))
         for column in range(cells.shape[1]):
             known: dict[str, int] = {}
@@ -121,7 +122,7 @@ class DeclaredOneHot(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Indicators of the declared values, float64, shape (n, total number of declared values)."""
         check_is_fitted(self)
         cells = as_cells(X, "DeclaredOneHot")
-        _same_columns(cells, self.n_features_in_, "DeclaredOneHot")
+        require_columns(cells, self.n_features_in_, "DeclaredOneHot")
         blocks = []
         for column, values in enumerate(self.categories):
             place = {text_of(value): index for index, value in enumerate(values)}
@@ -132,10 +133,3 @@ class DeclaredOneHot(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     block[row, index] = 1.0
             blocks.append(block)
         return np.concatenate(blocks, axis=1) if blocks else np.zeros((len(cells), 0))
-
-
-def _same_columns(cells: Cells, expected: int, who: str) -> None:
-    if cells.shape[1] != expected:
-        raise ConfigurationError(
-            f"X has {cells.shape[1]} features, but {who} is expecting {expected} features as input"
-        )

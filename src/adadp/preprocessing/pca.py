@@ -13,9 +13,11 @@ from adadp.errors import ConfigurationError
 from adadp.preprocessing.release import (
     Array,
     Charges,
+    TakesMissing,
     as_rows,
     check_random_state,
     release,
+    require_columns,
     seed_assumption,
 )
 
@@ -54,7 +56,7 @@ def second_moments(rows: Array) -> Array:
     return np.asarray((z.T @ z)[np.triu_indices(rows.shape[1])], dtype=np.float64)
 
 
-class DPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class DPPCA(TakesMissing, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Project rows on the top eigenvectors of a noisy, uncentred second-moment matrix of the unit-norm rows.
 
     Formal guarantee: `fit` is one `Gaussian(noise_multiplier)` event under add-or-remove-one neighbours; it
@@ -128,18 +130,10 @@ class DPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  
         """Coordinates of rows (n, d) along the components, shape (n, n_components), float64."""
         check_is_fitted(self)
         rows = as_rows(X, "DPPCA")
-        if rows.shape[1] != self.n_features_in_:
-            raise ConfigurationError(
-                f"X has {rows.shape[1]} features, but DPPCA is expecting {self.n_features_in_} features as input"
-            )
+        require_columns(rows, self.n_features_in_, "DPPCA")
         with np.errstate(invalid="ignore", over="ignore"):
             return np.asarray(rows @ self.components_.T, dtype=np.float64)
 
     @property
     def _n_features_out(self) -> int:
         return int(self.components_.shape[0])
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags

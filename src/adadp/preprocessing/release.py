@@ -93,3 +93,18 @@ def seed_assumption(random_state: int | None) -> tuple[str, ...]:
     if random_state is None:
         return ()
     return ("the seed of the noise stays secret and is used once",)
+
+
+def require_columns(rows: np.ndarray[Any, Any], expected: int, who: str) -> None:
+    """Refuse rows (n, d) of another number of columns than the estimator was fitted on."""
+    if rows.shape[1] != expected:
+        raise ConfigurationError(f"X has {rows.shape[1]} features, but {who} is expecting {expected} features as input")
+
+
+class TakesMissing:
+    """Tells scikit-learn that missing numbers (NaN) are taken."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.input_tags.allow_nan = True
+        return tags

@@ -15,9 +15,11 @@ from adadp.preprocessing import estimates, moments
 from adadp.preprocessing.release import (
     Array,
     Charges,
+    TakesMissing,
     as_rows,
     check_random_state,
     release,
+    require_columns,
     seed_assumption,
 )
 
@@ -26,7 +28,7 @@ from adadp.preprocessing.release import (
 SHARES = (0.35, 0.15, 0.15, 0.35)
 
 
-class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class DPStandardScaler(TakesMissing, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Subtract a noisy mean and divide by a noisy standard deviation, for columns in any unit.
 
     Four releases, d columns:
@@ -139,17 +141,7 @@ class DPStandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         """Standardise rows (n, d), float64. Each row is mapped by itself."""
         check_is_fitted(self)
         rows = as_rows(X, "DPStandardScaler")
-        if rows.shape[1] != self.n_features_in_:
-            raise ConfigurationError(
-                f"X has {rows.shape[1]} features, but DPStandardScaler is expecting {self.n_features_in_} "
-                f"features "
-                "as input"
-            )
+        require_columns(rows, self.n_features_in_, "DPStandardScaler")
         with np.errstate(over="ignore"):
             scaled = (rows - self.mean_) / self.scale_
         return scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
