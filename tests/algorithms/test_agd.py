@@ -171,3 +171,18 @@ def test_what_it_cannot_do_is_refused() -> None:
         create("agd", None, {"candidates": 1}).make_private(PrivacyEngine(), optimizer=line, **given)
     with pytest.raises(ConfigurationError, match="see its lot"):
         line.step()
+
+
+def test_its_filter_is_for_poisson_lots_alone() -> None:
+    made = create("agd")
+    model = nn.Linear(5, 3)
+    with pytest.raises(ConfigurationError, match="Poisson"):
+        made.make_private(
+            PrivacyEngine(accountant="rdp"),
+            module=model,
+            optimizer=made.optimizer(model.parameters()),
+            data_loader=DataLoader(TensorDataset(INPUTS, LABELS), batch_size=100),
+            noise_multiplier=2.0,
+            task=Task(100, STEPS, delta=DELTA),
+            sampling="fixed",
+        )
