@@ -34,6 +34,15 @@ SETUP = {
         other = Ledger("other.ledger", dataset="mnist")
         sigma_of_this_step = 0.9
     """,
+    "guide.md": """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from adadp import PrivacyEngine
+        engine, model = PrivacyEngine(), torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.rand(60, 4), torch.arange(60) % 2), batch_size=30)
+        public_dataset = TensorDataset(torch.rand(20, 4), torch.arange(20) % 2)
+    """,
     "losses.md": """
         import torch
         from types import SimpleNamespace

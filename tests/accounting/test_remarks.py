@@ -51,7 +51,7 @@ def test_a_reason_noted_at_any_time_takes_the_number_away(path: Path) -> None:
     for each in (ledger, Ledger(path)):
         assert each.reasons == ("raw_norms were logged",)
         assert each.guarantee(1e-5).epsilon is None
-        assert "Raw_norms were logged" in str(each.guarantee(1e-5))
+        assert "raw_norms were logged" in str(each.guarantee(1e-5))
     # The file is free again.
     with Ledger(path).start({}) as again:
         again.charge(STEP)
