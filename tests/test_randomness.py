@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
 from adadp.errors import ConfigurationError
-from adadp.randomness import Randomness
+from adadp.randomness import Randomness, with_tails
 
 
 def test_engines_without_a_seed_draw_differently() -> None:
@@ -203,3 +204,28 @@ def test_two_runs_of_one_engine_share_neither_lots_nor_noise() -> None:
         drawn.append((optimizer._step._randomness.normal(torch.zeros(6)).tolist(), lots))
     assert drawn[0][0] != drawn[1][0]
     assert drawn[0][1] != drawn[1][1]
+
+
+def test_float32_noise_has_the_tails_of_a_normal_distribution() -> None:
+    """PyTorch's own end at 5.77, which is the square root of 2 log(2^24)."""
+    count = 1_000_000
+    generator = torch.Generator().manual_seed(0)
+    given = torch.tensor([4.5, -4.5, 3.99, -1.0]).repeat(count)
+    drawn = with_tails(given.clone(), generator).view(count, 4)
+    assert torch.equal(drawn[:, 2:], given.view(count, 4)[:, 2:])
+    assert (drawn[:, 0] >= 4).all()
+    assert (drawn[:, 1] <= -4).all()
+    for far in (4.5, 5.0, 5.5):
+        expected = 2 * count * math.erfc(far / math.sqrt(2)) / math.erfc(4 / math.sqrt(2))
+        found = int((drawn[:, :2].abs() > far).sum())
+        assert abs(found - expected) < 5 * math.sqrt(expected)
+    assert drawn.abs().max() > 6.2  # of two million values beyond 4, sixty are beyond this one
+
+
+def test_noise_on_a_cpu_is_drawn_with_tails() -> None:
+    randomness = Randomness(seed=5)
+    drawn = randomness.normal(torch.empty(2_000_000))
+    plain = torch.empty(2_000_000).normal_(generator=Randomness(seed=5).generator(torch.device("cpu")))
+    near = plain.abs() <= 4
+    assert torch.equal(drawn[near], plain[near])
+    assert not torch.equal(drawn[~near], plain[~near])

@@ -26,6 +26,7 @@ from adadp.algorithms.defaults import DEFAULTS
 from adadp.engine import PrivacyEngine
 from adadp.shapes.probes import PinkNoise, Vectors
 from adadp_lab.bench.clock import milliseconds
+from adadp_lab.bench.methods import open_lot
 from adadp_lab.report.records import write_json
 
 #: What the requirements allow: (algorithm, reading) -> (over whom, how often its time), by model.
@@ -81,7 +82,7 @@ def stepper(
     work = made.training_step(private, module)
 
     def step() -> None:
-        lots.open_for(batch)
+        open_lot(lots, batch)
         work(inputs, targets)
 
     return step

@@ -25,7 +25,7 @@ from adadp.checks.trial import Trial
 from adadp.engine import PrivacyEngine
 from adadp.mechanism.replay import TrainingStep
 from adadp_lab.bench.machine import versions
-from adadp_lab.bench.methods import Task
+from adadp_lab.bench.methods import Task, open_lot
 from adadp_lab.bench.models import MODELS, SIZES, build
 from adadp_lab.report.records import write_json
 
@@ -83,7 +83,7 @@ def measured(name: str, device: torch.device, replayed: bool, rounds: int) -> di
 
         def run(number: int) -> None:
             loader.lots.next = number
-            loader.open_for(lot)
+            open_lot(loader, lot)
             if step is not None:
                 step(inputs, targets)
             else:

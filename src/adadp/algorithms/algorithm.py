@@ -53,13 +53,15 @@ class Algorithm(ABC):
     readings: ClassVar[tuple[str, ...]] = ("",)
     private: ClassVar[bool] = True
     accountant: ClassVar[str] = "pld"
+    #: Settings by reading, for an algorithm that is not in `adadp.algorithms.defaults`.
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, reading: str | None = None, **settings: Any) -> None:
         self.reading = self.readings[0] if reading is None else reading
         if self.reading not in self.readings:
             known = ", ".join(self.readings) if self.readings != ("",) else "none: leave it out"
             raise ConfigurationError(f"{self.name} has no reading {self.reading!r}; its readings are {known}")
-        defaults = DEFAULTS[self.name, self.reading]
+        defaults = self.defaults.get(self.reading) or DEFAULTS[self.name, self.reading]
         self.settings: dict[str, Any] = {**defaults}
         for key, value in settings.items():
             if key not in defaults:
@@ -164,6 +166,8 @@ def algorithm(name: str) -> Callable[[Kind], Kind]:
     """Register an algorithm under a name."""
 
     def register(kind: Kind) -> Kind:
+        if name in ALGORITHMS:
+            raise ConfigurationError(f"an algorithm is called {name!r} already")
         kind.name = name
         ALGORITHMS[name] = kind
         return kind

@@ -64,7 +64,7 @@ class SearchStep(PrivateStep):
         self._level = 0
         self._kept = BoundedSums()
         self._microbatch: Microbatch | None = None
-        self._looks = 0
+        self._looks = self._redraws = 0  # on the lot that was released last
 
     # ---- how much each release of a lot has -----------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class SearchStep(PrivateStep):
         self.noise_multiplier = 1 / math.sqrt(self._information())
         sums = lot.sums
         released = super().release(lot)
-        self._kept, self._looks = sums, 0
+        self._kept, self._looks, self._redraws = sums, 0, 0
         return released
 
     def objectives(self, losses: Tensor) -> Tensor:
@@ -126,8 +126,9 @@ class SearchStep(PrivateStep):
 
     def redraw(self, gradient: ReleasedGradient) -> ReleasedGradient:
         """`gradient` averaged with a new draw on the same lot: together they have `growth` more information."""
-        if self._looks > self.rules.redraws:
+        if self._redraws >= self.rules.redraws:
             raise RuntimeError("more redraws of a lot than were charged for")
+        self._redraws += 1
         growth = self.rules.growth
         multiplier = 1 / math.sqrt(growth * self._information())
         lot = -1 if self._microbatch is None else self._microbatch.lot

@@ -35,7 +35,10 @@ class Shaped(Flat):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        return self.source.reasons
+        source = self.source
+        if source.reasons or type(source).see is Source.see:
+            return source.reasons
+        return (f"{type(source).__name__} sees every example's gradient, and does not say what that costs",)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

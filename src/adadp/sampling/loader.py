@@ -27,7 +27,7 @@ from torch.utils.data import (
 from adadp.errors import ConfigurationError
 from adadp.randomness import Randomness
 from adadp.sampling.batches import filled_up
-from adadp.sampling.lot import Lot, Lots, Microbatch, microbatches
+from adadp.sampling.lot import Lots, Microbatch, microbatches
 from adadp.sampling.schemes import Sampling, scheme
 
 
@@ -115,12 +115,6 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[Any]:
         return _Iteration(self)
-
-    def open_for(self, count: int) -> Microbatch:
-        """Open the next lot for `count` rows that the caller has: benchmarks time a step without a loader."""
-        microbatch = Microbatch(Lot(self.lots.next), 0, True, count, count, count)
-        self.lots.hand_out(microbatch)
-        return microbatch
 
     # ---- one epoch --------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from adadp.errors import UnsupportedModuleError
+from adadp.errors import ConfigurationError, UnsupportedModuleError
 from adadp.gradients.forms.per_example import PerExample
 
 
@@ -150,6 +150,8 @@ def supports(*kinds: type[nn.Module]) -> Callable[[type[Layer]], type[Layer]]:
 
     def register(layer: type[Layer]) -> type[Layer]:
         for kind in kinds:
+            if kind in _REGISTER:
+                raise ConfigurationError(f"a layer for {kind.__name__} is registered already")
             _REGISTER[kind] = layer()
         return layer
 
