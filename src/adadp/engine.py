@@ -22,7 +22,7 @@ from adadp.accounting.events import Gaussian, Neighbours
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger, Run
 from adadp.accounting.target import noise_for_target
-from adadp.checks.assumptions import standing, untried_at_start
+from adadp.checks.assumptions import REFUSED, standing, untried_at_start, untried_before
 from adadp.checks.setup import check_training, number
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
@@ -209,50 +209,50 @@ class PrivacyEngine:
                 [*trial.untried.values(), *untried_at_start(trained, largest)],
             )
             inherit_spending(module, self._open())  # which may refuse: then nothing is left watching
+            self._last = run
+            for notice in capture.notices:
+                warnings.warn(notice, stacklevel=2)
+            trial.on_refusal = lambda text: run.note_once_charged(reasons=[REFUSED.format(text)])
+            step = step_class(
+                capture,
+                chosen,
+                noise_multiplier=sigma,
+                expected_lot=drawn.lot,
+                event=drawn.event_despite(sigma, reasons),
+                charge=run.charge,
+                randomness=randomness,
+                mean_loss=loss_reduction == "mean",
+                loss_scale=loss_scale,
+                count_nonfinite=expose_raw,
+            )
+            loader = PrivateLoader(
+                data_loader,
+                drawn,
+                randomness,
+                max_physical_batch_size,
+                pad_lots,
+                batch_first=batch_first,
+                prefetch=prefetch,
+                lots=Lots(step.open, run.note_once_charged),
+            )
+            self._left.append(loader.lots.left)
+            take(module, capture, self._open())
+            _SERVING.update(chosen.objects())
+            private = PrivateOptimizer(
+                optimizer,
+                step,
+                loader,
+                module,
+                run=run,
+                ledger=self._open(),
+                trial=trial,
+                penalty=penalty,
+                expose_raw=expose_raw,
+            )
+            observation.attach(private, loader)
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
-        self._last = run
-        for notice in capture.notices:
-            warnings.warn(notice, stacklevel=2)
-        trial.on_refusal = lambda text: run.note_once_charged(reasons=[f"refused while training: {text}"])
-        step = step_class(
-            capture,
-            chosen,
-            noise_multiplier=sigma,
-            expected_lot=drawn.lot,
-            event=drawn.event_despite(sigma, reasons),
-            charge=run.charge,
-            randomness=randomness,
-            mean_loss=loss_reduction == "mean",
-            loss_scale=loss_scale,
-            count_nonfinite=expose_raw,
-        )
-        loader = PrivateLoader(
-            data_loader,
-            drawn,
-            randomness,
-            max_physical_batch_size,
-            pad_lots,
-            batch_first=batch_first,
-            prefetch=prefetch,
-            lots=Lots(step.open, run.note_once_charged),
-        )
-        self._left.append(loader.lots.left)
-        take(module, capture, self._open())
-        _SERVING.update(chosen.objects())
-        private = PrivateOptimizer(
-            optimizer,
-            step,
-            loader,
-            module,
-            run=run,
-            ledger=self._open(),
-            trial=trial,
-            penalty=penalty,
-            expose_raw=expose_raw,
-        )
-        observation.attach(private, loader)
         return called, private, loader
 
     def make_private_with_epsilon(
@@ -425,7 +425,7 @@ class PrivacyEngine:
             budget=self.budget,
             accountant=self._accountant_for(sampling),
             assumptions=assumptions,
-            untried=untried,
+            untried=[*untried, *untried_before(earlier.waiting for earlier in self._runs)],
         )
         self._runs.append(run)
         self._neighbours = sampling.neighbours

@@ -126,7 +126,7 @@ def test_no_more_looks_than_were_charged_for() -> None:
     *_, line = made_private()
     with pytest.raises(RuntimeError, match="charged"):
         line.search.objectives(torch.zeros(5, 3))
-    line.search._looks = 2
+    line.search._redraws = 1
     with pytest.raises(RuntimeError, match="charged"):
         line.search.redraw({})
 

@@ -22,7 +22,7 @@ from importlib.metadata import entry_points
 from typing import ClassVar, TypeVar
 
 from adadp.accounting.composition import Canonical, Composition, canonical, refuse_uncovered
-from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian, Uncovered
+from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian, RenyiBlock, Uncovered
 from adadp.errors import AccountingError, ConfigurationError
 
 DEFAULT, BROADEST = "pld", "rdp"
@@ -128,6 +128,8 @@ def sampling_refusal(event: Event, neighbours: Neighbours) -> str | None:
             "lots of a fixed size are covered under replace-one neighbours only: adding an example changes "
             "who else is drawn"
         )
+    if isinstance(event, RenyiBlock) and event.neighbours not in (None, neighbours):
+        return f"a privacy filter's divergences are about {event.neighbours} neighbours"
     return None
 
 

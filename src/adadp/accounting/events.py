@@ -88,13 +88,17 @@ class RenyiBlock:
 
     What was released inside may depend on earlier outputs; only the bound, fixed beforehand, is known. It
     says nothing about orders above `order`, so only an accountant that works with Renyi divergences can
-    compose it.
+    compose it. `neighbours` is the relation that the divergences are about; None in files of version 0.1, which do not
+    say it: there it is their ledger's.
     """
 
     order: float
     divergence: float
+    neighbours: Neighbours | None = None
 
     def __post_init__(self) -> None:
+        if self.neighbours is not None:
+            object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
         if not (math.isfinite(self.order) and self.order > 1):
             raise ConfigurationError(f"order must be a finite number above 1, not {self.order!r}")
         if not (math.isfinite(self.divergence) and self.divergence >= 0):
@@ -131,7 +135,7 @@ def event_to_json(event: Event) -> dict[str, Any]:
     if isinstance(event, Uncovered):
         claimed = None if event.claimed is None else event_to_json(event.claimed)
         return {"kind": "uncovered", "reason": event.reason, "claimed": claimed}
-    return {"kind": _NAMES[type(event)], **asdict(event)}
+    return {"kind": _NAMES[type(event)], **{key: value for key, value in asdict(event).items() if value is not None}}
 
 
 def event_from_json(value: Mapping[str, Any]) -> Event:

@@ -95,7 +95,7 @@ class RenyiFilter:
     @property
     def event(self) -> RenyiBlock:
         """The whole budget as one event. Charge it to the ledger before the first release."""
-        return RenyiBlock(self.order, self.budget)
+        return RenyiBlock(self.order, self.budget, self.neighbours)
 
     def price(self, event: Event, count: int = 1) -> Fraction:
         """What releases add to the Renyi divergence at `order`. Refuses what has no price there."""

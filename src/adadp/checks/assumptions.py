@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from adadp.accounting.guarantee import PUBLIC_NUMBER
 
 #: The assumptions of every guarantee, the most often violated first.
@@ -25,6 +27,12 @@ _IN_PIECES = (
     "schedulers and counters of the loop count lots (optimizer.stepped) and not batches: how many batches a lot comes "
     "in depends on how many examples were drawn"
 )
+#: The reason that a refusal leaves. It is decided by the model, the loss and the collate function.
+REFUSED = "refused while training: {}"
+_LEFT_BEFORE = (
+    "an earlier run of this engine handed out lots and released none of them: that it was not given up because of what "
+    "was in them cannot be seen"
+)
 _TRAINED_BEFORE = (
     "the weights were changed many times, or had gradients, before make_private: if they were trained on this data "
     "without privacy, no number here holds for the model"
@@ -40,3 +48,12 @@ def standing(loss_reduction: str, *, penalty: bool, in_pieces: bool) -> list[str
 def untried_at_start(trained_before: bool, largest_batch: int) -> list[str]:
     """What is known to be untried before the first batch is drawn."""
     return [*([_TRAINED_BEFORE] if trained_before else []), *([_ONE_BY_ONE] if largest_batch == 1 else [])]
+
+
+def untried_before(waiting: Iterable[Sequence[str]]) -> list[str]:
+    """What is untried because of earlier runs of the engine; `waiting` has each one's reasons that were never written.
+
+    A refused model or loss may be mended and made private again: that says nothing about a lot.
+    """
+    given_up = any(not reason.startswith(REFUSED.format("")) for reasons in waiting for reason in reasons)
+    return [_LEFT_BEFORE] if given_up else []

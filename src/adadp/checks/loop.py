@@ -40,6 +40,10 @@ _STATE = (
     "the optimizer's state was loaded from a file that does not say what was spent on it: if it was made with this "
     "data, its cost is missing here"
 )
+_FROZEN = (
+    "the loop froze or unfroze parameters while a batch was out: that this was not because of what is in the batch "
+    "cannot be seen. Change requires_grad between optimizer.step() and the next batch"
+)
 _NOTHING: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
 
 
@@ -47,6 +51,7 @@ class Passes(Protocol):
     """What backward passes brought for the microbatch that is out (`mechanism.step.PrivateStep`)."""
 
     capture: Capture
+    trained: list[bool]  # by parameter: whether it was trained when the microbatch was handed out
     rows: int | None
     mean_loss: bool
 
@@ -95,6 +100,8 @@ class LoopRules:
             self._part = part
             self._note_touched()
             self._trial.handed_out()
+        if torch.is_grad_enabled():
+            self._lots.trained_on = part.of
         self._lots.refuse_other_batches(tree_leaves((args, kwargs)))
         self._trial.before_call(module, args, kwargs, part)
 
@@ -127,6 +134,7 @@ class LoopRules:
         """Raise where the batch was not differentiated once and in one way, or `keep` does not fit it."""
         self._refuse_missing_pass()
         self._refuse_mixed_passes()
+        self._note_freezing()
         if keep is not None:
             self._check_keep(keep, microbatch)
             self._trial.untried["keep"] = _KEEP
@@ -209,9 +217,14 @@ class LoopRules:
                 "on the data. Call scheduler.step() where optimizer.stepped is True, once for each lot."
             )
 
+    def _note_freezing(self) -> None:
+        if [p.requires_grad for p in self._parameters.values()] != self._passes.trained:
+            self._trial.untried["frozen"] = _FROZEN
+
     def _refuse_missing_pass(self) -> None:
         """A lot whose gradients were left out is a lot that was skipped, noise or not."""
-        if self._capture.recorded or not any(p.requires_grad for p in self._parameters.values()):
+        trains = any(parameter.requires_grad for parameter in self._parameters.values())
+        if (self._capture.recorded and trains) or not any(self._passes.trained):
             return
         self._lots.note(
             reasons=["optimizer.step() was called for a batch that was not differentiated: its lot was skipped"]

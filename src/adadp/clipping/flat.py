@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,36 @@ from adadp.errors import ConfigurationError
 from adadp.gradients.collection import Gradients
 from adadp.gradients.rounding import accumulation_dtype
 from adadp.mechanism.sums import BoundedSums
+
+
+def positive(name: str, value: float) -> float:
+    """Return a setting as a float.
+
+    Raises:
+        ConfigurationError: it is not a finite number above 0.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and value > 0):
+        raise ConfigurationError(f"{name} must be a finite number above 0, not {value!r}")
+    return float(value)
+
+
+class PositiveNumber:
+    """A setting that is a finite number above 0 whenever it is set, kept as a Python float.
+
+    A step compares settings to see whether they were changed within a lot; tensors could be changed in place.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, holder: Any, kind: type | None = None) -> float:
+        if holder is None:
+            raise AttributeError(self._name)  # only objects have it
+        return float(vars(holder)[self._name])
+
+    def __set__(self, holder: Any, value: float) -> None:
+        vars(holder)[self._name] = positive(self._name, value)
 
 
 @register("flat")
@@ -26,9 +58,11 @@ class Flat(Clipping):
 
     """
 
+    max_grad_norm = PositiveNumber()
+
     def __init__(self, max_grad_norm: float = 1.0) -> None:
         super().__init__()
-        self.max_grad_norm = positive("max_grad_norm", max_grad_norm)
+        self.max_grad_norm = max_grad_norm
 
     def steady(self, begun: bool = False) -> bool:
         return True
@@ -80,21 +114,11 @@ class Automatic(Flat):
 
     """
 
+    gamma = PositiveNumber()
+
     def __init__(self, max_grad_norm: float = 1.0, *, gamma: float = 0.01) -> None:
         super().__init__(max_grad_norm)
-        self.gamma = positive("gamma", gamma)
+        self.gamma = gamma
 
     def _factor(self, lengths: Tensor) -> Tensor:
         return self._shrunk(self.max_grad_norm) / (lengths + self.gamma)
-
-
-def positive(name: str, value: float) -> float:
-    """Return a setting as a float.
-
-    Raises:
-        ConfigurationError: it is not a finite number above 0.
-
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ConfigurationError(f"{name} must be a finite number above 0, not {value!r}")
-    return float(value)

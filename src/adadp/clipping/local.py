@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adadp.clipping.base import register
-from adadp.clipping.flat import positive
+from adadp.clipping.flat import PositiveNumber
 from adadp.clipping.shaped import Shaped
 from adadp.errors import ConfigurationError
 from adadp.gradients.collection import Gradients
@@ -44,6 +44,8 @@ class Local(Shaped):
 
     """
 
+    beta = PositiveNumber()
+
     def __init__(
         self,
         max_grad_norm: float = 4.0,
@@ -54,7 +56,7 @@ class Local(Shaped):
     ) -> None:
         # The shape only keeps the moments E': its exponents are not used.
         super().__init__(max_grad_norm, Diagonal(0.0, 0.0), source if source is not None else Raw())
-        self.beta = positive("beta", beta)
+        self.beta = beta
         if not (math.isfinite(threshold) and threshold >= 0):
             raise ConfigurationError(f"threshold must be a finite number of at least 0, not {threshold!r}")
         self.threshold = threshold

@@ -71,6 +71,7 @@ class PrivateStep:
         # None if there was no such pass.
         self.rows: int | None = None
         self._parameters = dict(capture.module.named_parameters())
+        self.trained: list[bool] = []  # by parameter: whether it was trained when the microbatch was handed out
         self._begun: Lot | None = None  # the lot that the clipping is ready for
         self.begun = 0  # how many lots were worked on, replayed ones left out
 
@@ -81,6 +82,7 @@ class PrivateStep:
         self.rows = None
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
+        self.trained = [parameter.requires_grad for parameter in self._parameters.values()]
         self.capture.work_on(microbatch, microbatch.count, microbatch.planned)
 
     def forget(self) -> None:
@@ -196,13 +198,16 @@ class PrivateStep:
                 "until the lot is complete)"
             )
         if microbatch.index == 0:
-            lot.settings = [] if microbatch.last else settings_of(self.clipping)
-        elif settings_of(self.clipping) != lot.settings:
+            lot.settings = settings_of(self.clipping)
+        self._refuse_changed_clipping(lot)
+        return self.clipping.bound(self._gradients(microbatch, keep))
+
+    def _refuse_changed_clipping(self, lot: Lot) -> None:
+        if settings_of(self.clipping) != lot.settings:
             raise TrainingLoopError(
                 "the clipping was changed within a lot: what was bounded before would get the noise of what it is now. "
                 "Change it between lots, where loader.current.last is True."
             )
-        return self.clipping.bound(self._gradients(microbatch, keep))
 
     def _gradients(self, microbatch: Microbatch, keep: Tensor | None) -> Gradients:
         count = microbatch.count
@@ -240,6 +245,7 @@ class PrivateStep:
         """
         if lot.state is not State.FILLED and lot.state is not State.CHARGED:
             raise TrainingLoopError(f"lot {lot.number} cannot be released: {lot.state.value}")
+        self._refuse_changed_clipping(lot)
         self.charge(lot)
         if lot.nonfinite is not None:
             self.nonfinite = lot.nonfinite if self.nonfinite is None else self.nonfinite + lot.nonfinite

@@ -7,6 +7,7 @@ used for depends on the state of its lot, never on the order in which other obje
 from __future__ import annotations
 
 import enum
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -142,6 +143,7 @@ class Lots:
         self.next = 0  # the number of the lot that will be opened next
         self.left: Counter[str] = Counter()  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
+        self.trained_on: Lot | None = None  # the lot for which the module was last called with gradients on
         self._holder: object = None  # the iteration that handed out `current`
         self._handed: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
@@ -149,11 +151,13 @@ class Lots:
 
     def refuse_next(self, holder: object) -> None:
         """Raise where `holder`, an iteration of the loader, may not hand out another batch now."""
-        if self.current is None or self.current.of.state in (State.RELEASED, State.LEFT) or self.current.done:
+        if self.current is None or self.current.of.state in (State.RELEASED, State.LEFT):
             return
         if holder is not self._holder:
             self._leave()
             return
+        if self.current.done and not self.current.last:
+            return  # the next piece of the same lot
         self.note(
             reasons=[
                 "the loop asked for another batch before optimizer.step() was called for the one that it held: either "
@@ -187,6 +191,15 @@ class Lots:
         assert self.current is not None
         self.current.of.drop(State.LEFT)
         self.left["lots"] += 1
+        # An interactive session keeps what ended its last command. Its user's own interruption is like a break.
+        if self.trained_on is self.current.of and getattr(sys, "last_type", None) is not KeyboardInterrupt:
+            self.note(
+                reasons=[
+                    "a lot was left after the model had been trained on a batch of it, without optimizer.step() (an "
+                    "error that the loop caught, a break): one example can decide whether hundreds of others count"
+                ]
+            )
+            return
         self.note(
             notes=[
                 "the loop left an iterator of the loader (a break, a peek) while a lot was out; that lot was not "
