@@ -423,6 +423,20 @@ def test_transposed_convolution_and_bilinear_through_func() -> None:
     assert_matches(nn.PReLU(3).double(), [randn(COUNT, 3, 2)])
 
 
+@pytest.mark.parametrize("end", [torch.tanh, torch.relu, torch.sigmoid, torch.exp, lambda x: x.softmax(-1)])
+def test_a_module_without_a_rule_may_end_in_what_saves_its_output(end: Any) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return end(x @ self.matrix)
+
+    torch.manual_seed(0)
+    assert_matches(nn.Sequential(nn.Linear(5, 4), Own(), nn.Linear(3, 2)).double(), [randn(COUNT, 5)], loop=True)
+
+
 def test_random_numbers_in_a_module_without_a_rule_are_refused() -> None:
     model = Model(lambda self, x: self.drop(x * self.scale), drop=nn.Dropout(), scale=nn.Parameter(torch.ones(3)))
     capture = Capture(model)

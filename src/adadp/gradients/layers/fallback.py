@@ -36,9 +36,9 @@ class ThroughFunc(Layer):
         rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         places = [isinstance(leaf, Tensor) for leaf in leaves]
         context = (inputs, places, rest, floating, taps.chunk, taps.module_name(module), taps.batch_first)
-        tapped = iter(
-            taps.tap(self, module, [o for o, f in zip(outputs, floating, strict=True) if f], tensors, context)
-        )
+        # A copy: the tap works in place, and what a module ends in (tanh, softmax) may have saved its output.
+        copies = [leaf.clone() for leaf, is_floating in zip(outputs, floating, strict=True) if is_floating]
+        tapped = iter(taps.tap(self, module, copies, tensors, context))
         return pytree.tree_unflatten([next(tapped) if f else o for o, f in zip(outputs, floating, strict=True)], form)
 
     def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
