@@ -20,7 +20,8 @@ from adadp.accounting.accountants import covering_accountant, get_accountant
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import Gaussian, Neighbours
 from adadp.accounting.guarantee import Guarantee
-from adadp.accounting.ledger import Ledger, Run
+from adadp.accounting.ledger import Ledger
+from adadp.accounting.run import Run
 from adadp.accounting.target import noise_for_target
 from adadp.checks.assumptions import standing, untried_at_start
 from adadp.checks.setup import check_training, number

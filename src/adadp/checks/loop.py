@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from adadp.accounting.ledger import Ledger, Run
+from adadp.accounting.ledger import Ledger
+from adadp.accounting.run import Run
 from adadp.checks.trial import Trial
 from adadp.checks.weights import Weights, foreign_leaves
 from adadp.errors import TrainingLoopError, UntriedWarning

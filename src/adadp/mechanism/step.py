@@ -92,7 +92,8 @@ class PrivateStep:
         """Begin the microbatch's lot before its gradients are made, if that can be done now.
 
         Returns:
-            Which of its rows count, [count] of bool; None where the lot cannot be begun, or gradients are counted.
+            Which of its rows count, [count] of bool; None where the lot cannot be begun, or non-finite
+            gradients are being counted.
 
         """
         lot = microbatch.of

@@ -70,7 +70,7 @@ class Microbatch:
     index: int
     last: bool
     count: int
-    real: int | Tensor  # a tensor where steps are replayed on a GPU: each lot writes its number there
+    real: int | Tensor  # a tensor where steps are replayed on a GPU: each replay writes its drawn count into it
     planned: int
     indices: Sequence[int] = ()
     batch: Any = field(default=None, repr=False)
