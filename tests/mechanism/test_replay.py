@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradients.reference import spectrum_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -28,7 +29,6 @@ from adadp.sampling.lot import State
 from adadp.sampling.schemes import FixedSize, Poisson
 from adadp.shapes import Paid, Released, Source
 from adadp.shapes.spectrum import rounded_up
-from tests.gradients.reference import spectrum_of
 
 CLIPPINGS: dict[str, Callable[[], Clipping]] = {
     "flat": lambda: Flat(0.5),
