@@ -48,7 +48,7 @@ class Passes(Protocol):
     """What backward passes brought for the microbatch that is out (`mechanism.step.PrivateStep`)."""
 
     capture: Capture
-    rows: int | None
+    calls_from_losses: int | None
     mean_loss: bool
 
     def forget(self) -> None:
@@ -131,7 +131,7 @@ class LoopRules:
         if keep is not None:
             self._check_keep(keep, microbatch)
             self._trial.untried["keep"] = _KEEP
-        if self._capture.recorded and self._passes.rows is None:
+        if self._capture.recorded and self._passes.calls_from_losses is None:
             self._take_scalar_loss(microbatch)
 
     def say_untried(self) -> None:
@@ -224,7 +224,7 @@ class LoopRules:
         )
 
     def _refuse_mixed_passes(self) -> None:
-        if self._passes.rows is not None and self._capture.records != self._passes.rows:
+        if self._passes.calls_from_losses is not None and self._capture.records != self._passes.calls_from_losses:
             self._passes.forget()
             raise mixed_passes()
 

@@ -215,11 +215,11 @@ class PrivateOptimizer(Optimizer):
         """As `backward`, without a trial of the losses."""
         self._refuse_shape(losses)
         step = self._step
-        if step.capture.recorded and step.rows is None:
+        if step.capture.recorded and step.calls_from_losses is None:
             raise mixed_passes()
-        step.rows = step.rows or 0
+        step.calls_from_losses = step.calls_from_losses or 0
         torch.autograd.backward(losses, torch.full_like(losses, step.loss_scale), **kwargs)
-        step.rows = step.capture.records
+        step.calls_from_losses = step.capture.records
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None, *, keep: Tensor | None = None) -> Any:

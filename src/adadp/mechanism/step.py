@@ -69,7 +69,7 @@ class PrivateStep:
         self.observer: Observer | None = None
         # Number of layer calls that were recorded in backward passes from each example's own loss, for this microbatch.
         # None if there was no such pass.
-        self.rows: int | None = None
+        self.calls_from_losses: int | None = None
         self._parameters = dict(capture.module.named_parameters())
         self._begun: Lot | None = None  # the lot that the clipping is ready for
         self.begun = 0  # how many lots were worked on, replayed ones left out
@@ -78,14 +78,14 @@ class PrivateStep:
 
     def open(self, microbatch: Microbatch) -> None:
         """Note that the loop was handed this microbatch."""
-        self.rows = None
+        self.calls_from_losses = None
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
         self.capture.work_on(microbatch, microbatch.count, microbatch.planned)
 
     def forget(self) -> None:
         """Drop the gradients that backward passes recorded for this microbatch."""
-        self.rows = None
+        self.calls_from_losses = None
         self.capture.discard()
 
     def ready(self, microbatch: Microbatch) -> Tensor | None:
@@ -154,7 +154,7 @@ class PrivateStep:
             self._drop(lot, State.FAILED)
             self.forget()
             raise
-        self.rows = None
+        self.calls_from_losses = None
         lot.state = State.FILLED if microbatch.last else State.OPENED
         lot.added += 1
         for name, value in bounded.items():
@@ -221,7 +221,7 @@ class PrivateStep:
 
     def scale(self, microbatch: Microbatch) -> float:
         """Factor from a backward pass's gradient to one example's: the number of rows for a mean loss, 1 for a sum."""
-        return (microbatch.count if self.mean_loss and self.rows is None else 1.0) / self.loss_scale
+        return (microbatch.count if self.mean_loss and self.calls_from_losses is None else 1.0) / self.loss_scale
 
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device
