@@ -27,7 +27,7 @@ from adadp.checks.assumptions import standing, untried_at_start
 from adadp.checks.setup import check_training, number
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
-from adadp.checks.weights import inherit_spending, take, trained_before, watching
+from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before
 from adadp.clipping import Clipping, by_name
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
@@ -240,7 +240,7 @@ class PrivacyEngine:
             lots=Lots(step.open, run.note_once_charged),
         )
         self._left.append(loader.lots.left)
-        take(module, capture, self._open())
+        mark_private(module, capture, self._open())
         _SERVING.update(chosen.objects())
         private = PrivateOptimizer(
             optimizer,
@@ -333,7 +333,7 @@ class PrivacyEngine:
 
     def detach(self, module: nn.Module) -> None:
         """Remove the engine's hooks from a module, which is an ordinary one again. What was spent stays charged."""
-        capture = watching(module)
+        capture = capture_of_private(module)
         if capture is not None:
             capture.detach()
 
@@ -450,7 +450,7 @@ def _clipping_of(clipping: str | Clipping, max_grad_norm: float | None) -> Clipp
 
 def is_private(module: nn.Module) -> bool:
     """Whether an engine watches this module."""
-    return watching(module) is not None
+    return capture_of_private(module) is not None
 
 
 __all__ = ["PrivacyEngine", "is_private"]
