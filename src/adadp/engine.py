@@ -382,7 +382,7 @@ class PrivacyEngine:
         return covering_accountant(releases, sampling.neighbours, self.accountant_name)
 
     def _open(self) -> Ledger:
-        if observation.watching() and getattr(self._ledger, "path", None) is not None:
+        if observation.under_test() and getattr(self._ledger, "path", None) is not None:
             raise ConfigurationError(
                 "a loop under test must not write into a ledger's file: give the engine the path, ledger='runs.jsonl', "
                 "in place of a Ledger, and the test keeps it in memory"
@@ -390,7 +390,7 @@ class PrivacyEngine:
         if self._ledger is None:
             # Its relation is what the file says, or what the first run's plan says. A budget is fixed when a ledger is
             # made: then it holds for all runs together, however each was chosen.
-            path = None if observation.watching() else self._ledger_path  # a test charges nobody's budget
+            path = None if observation.under_test() else self._ledger_path  # a test charges nobody's budget
             new = path is None or not Path(path).exists()
             budget = self.budget if new and self.budget is not self._target else None
             self._ledger = Ledger(path, dataset=self._dataset, neighbours=None, budget=budget)
