@@ -330,7 +330,7 @@ def test_a_refresh_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPa
         patch.setattr(run.optimizer._step, "gradients_of", fail)
         with pytest.raises(MemoryError):
             run.go()
-    assert run.optimizer._step._begun is None
+    assert run.optimizer._step._ready_for is None
     assert not run.optimizer._loader.current.of.sums  # type: ignore[union-attr]
     replays = run.step.replays
     run.go(6)

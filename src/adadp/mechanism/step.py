@@ -71,8 +71,8 @@ class PrivateStep:
         # None if there was no such pass.
         self.calls_from_losses: int | None = None
         self._parameters = dict(capture.module.named_parameters())
-        self._begun: Lot | None = None  # the lot that the clipping is ready for
-        self.begun = 0  # how many lots were worked on, replayed ones left out
+        self._ready_for: Lot | None = None  # the lot that the clipping is ready for
+        self.lots_begun = 0  # how many lots were worked on, replayed ones left out
 
     # ---- a lot is handed out, and the clipping prepares for it -------------------------------------------------------
 
@@ -102,11 +102,11 @@ class PrivateStep:
         if lot.added == 0 and lot.state in (State.OPENED, State.FAILED) and not self._is_begun(lot):
             with torch.no_grad(), exact_arithmetic():  # as in a step, however the model is run
                 self.begin(microbatch)
-        return microbatch.keep(self._device()) if lot is self._begun else None
+        return microbatch.keep(self._device()) if lot is self._ready_for else None
 
     def _is_begun(self, lot: Lot) -> bool:
         """Whether the clipping is ready for this lot, with the parameters that are trained now."""
-        return lot is self._begun and self._active().keys() == self.clipping.parameters.keys()
+        return lot is self._ready_for and self._active().keys() == self.clipping.parameters.keys()
 
     def _active(self) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
@@ -121,14 +121,14 @@ class PrivateStep:
 
     def _begin(self, lot: Lot) -> None:
         self._drop(lot, State.OPENED)
-        self._begun = lot
-        self.begun += 1
+        self._ready_for = lot
+        self.lots_begun += 1
         self.clipping.begin(self._active(), self)
 
     def _drop(self, lot: Lot, state: State) -> None:
         """Drop all sums of the lot."""
         lot.drop(state)
-        self._begun = None
+        self._ready_for = None
 
     # ---- its microbatches are bounded and added up: private data -----------------------------------------------------
 
@@ -188,7 +188,7 @@ class PrivateStep:
 
     def _bounded(self, microbatch: Microbatch, keep: Tensor | None) -> BoundedSums:
         lot = microbatch.of
-        if lot is not self._begun or lot.state is State.FAILED:
+        if lot is not self._ready_for or lot.state is State.FAILED:
             self._begin(lot)
         if microbatch.index != lot.added:
             raise TrainingLoopError(
@@ -286,7 +286,7 @@ class PrivateStep:
         lot = microbatch.of
         if not lot.charged:
             raise TrainingLoopError(f"lot {lot.number} was replayed before it was charged")
-        if self._begun is not lot:  # else it was counted when it began
+        if self._ready_for is not lot:  # else it was counted when it began
             count_lot(self.clipping)
         self._drop(lot, State.RELEASED)
 
