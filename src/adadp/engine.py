@@ -80,7 +80,7 @@ class PrivacyEngine:
         self._runs: list[Run] = []
         self._numbers = itertools.count()  # of runs: taken before they start, by whatever thread
         self._last: Run | None = None  # of a module that was made private
-        self._left: list[Counter[str]] = []  # of lots, for each run
+        self._abandoned: list[Counter[str]] = []  # of lots, for each run
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
 
@@ -90,7 +90,7 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        fresh: dict[str, Any] = {"_runs": [], "_left": [], "_last": None, "_numbers": itertools.count()}
+        fresh: dict[str, Any] = {"_runs": [], "_abandoned": [], "_last": None, "_numbers": itertools.count()}
         return {**vars(self), **fresh, "_randomness": copy.copy(self._randomness)}
 
     # ---- making things private ----------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class PrivacyEngine:
             prefetch=prefetch,
             lots=Lots(step.open, run.note_once_charged),
         )
-        self._left.append(loader.lots.left)
+        self._abandoned.append(loader.lots.abandoned)
         mark_private(module, capture, self._open())
         _SERVING.update(chosen.objects())
         private = PrivateOptimizer(
@@ -354,7 +354,7 @@ class PrivacyEngine:
         """The guarantee at `delta` for everything that this engine's ledger holds, or *none* and the reasons."""
         ledger = self._open()
         strict = ledger.untried if self.strict else ()
-        left = sum(counter.total() for counter in self._left)
+        left = sum(counter.total() for counter in self._abandoned)
         waiting = self._last.waiting if self._last is not None else ()
         return ledger.guarantee(
             delta,

@@ -140,7 +140,7 @@ class Lots:
         self.current: Microbatch | None = None
         self.whole: Microbatch | None = None  # as it was handed out, where `current` is a part that was cut from it
         self.next = 0  # the number of the lot that will be opened next
-        self.left: Counter[str] = Counter()  # how many lots were handed out and left
+        self.abandoned: Counter[str] = Counter()  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
         self._holder: object = None  # the iteration that handed out `current`
         self._handed: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -186,7 +186,7 @@ class Lots:
         """A new iteration of the loader begins while a batch of an earlier one is out: that lot is not released."""
         assert self.current is not None
         self.current.of.drop(State.LEFT)
-        self.left["lots"] += 1
+        self.abandoned["lots"] += 1
         self.note(
             notes=[
                 "the loop left an iterator of the loader (a break, a peek) while a lot was out; that lot was not "
