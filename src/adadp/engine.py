@@ -24,7 +24,7 @@ from adadp.accounting.ledger import Ledger
 from adadp.accounting.run import Run
 from adadp.accounting.target import noise_for_target
 from adadp.checks.assumptions import standing, untried_at_start
-from adadp.checks.setup import check_training, number
+from adadp.checks.setup import as_float, check_training
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
 from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before
@@ -168,7 +168,7 @@ class PrivacyEngine:
         """
         called, module = module, uncompiled(module)
         # Everything that may be refused is refused before anything is changed.
-        sigma = Gaussian(number("noise_multiplier", noise_multiplier)).noise_multiplier
+        sigma = Gaussian(as_float("noise_multiplier", noise_multiplier)).noise_multiplier
         chosen = _clipping_of(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
         check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)

@@ -13,7 +13,7 @@ from adadp.checks.weights import capture_of_private, private_part
 from adadp.errors import ConfigurationError
 
 
-def number(name: str, value: float) -> float:
+def as_float(name: str, value: float) -> float:
     """`value` as a float, or `ConfigurationError` that names the argument."""
     try:
         return float(value)
