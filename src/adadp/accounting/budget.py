@@ -64,9 +64,9 @@ class Allowance:
 
     def _most(self, grown: Callable[[int], Mapping[Event, int]], at_most: int) -> int:
         """The largest number for which the counts `grown(number)` fit: 0..at_most."""
-        from adadp.accounting.calibration import largest_count
+        from adadp.accounting.calibration import most
 
-        return largest_count(
+        return most(
             lambda more: self._with(grown(more)),
             self.budget.epsilon,
             self.budget.delta,

@@ -117,7 +117,7 @@ def calibrate_noise(
     return Calibrated(*private)
 
 
-def largest_count(
+def most(
     make_composition: Callable[[int], Composition],
     epsilon: float,
     delta: float,
@@ -143,7 +143,7 @@ def largest_count(
 
     if chosen.searches_start_from is not None:
         with contextlib.suppress(AccountingError):
-            guess = largest_count(
+            guess = most(
                 make_composition, epsilon, delta,
                 accountant=chosen.searches_start_from, neighbours=neighbours, at_most=at_most, guess=guess,
             )  # fmt: skip
