@@ -22,7 +22,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Which room may import which: the contracts are in pyproject.toml.
+# Which package may import which: the contracts are in pyproject.toml.
 imports: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from adadp import _moved
 
 if TYPE_CHECKING:
-    from adadp.accounting.ledger import Budget, Ledger
+    from adadp.accounting.budget import Budget
+    from adadp.accounting.ledger import Ledger
     from adadp.checks.validation import fix
     from adadp.clipping import Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
     from adadp.engine import PrivacyEngine
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 # Where each name lives. They are imported when first used: `adadp account` and reading a ledger need no torch.
 _HOMES = {
-    "adadp.accounting.ledger": ("Budget", "Ledger"),
+    "adadp.accounting.budget": ("Budget",),
+    "adadp.accounting.ledger": ("Ledger",),
     "adadp.clipping": ("Automatic", "Clipping", "Ellipsoid", "Flat", "Grouped", "Local", "PerLayer"),
     "adadp.engine": ("PrivacyEngine",),
     "adadp.errors": ("PrivacyError",),

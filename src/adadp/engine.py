@@ -20,13 +20,14 @@ from adadp.accounting.accountants import covering_accountant, get_accountant
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import Gaussian, Neighbours
 from adadp.accounting.guarantee import Guarantee
-from adadp.accounting.ledger import Ledger, Run
+from adadp.accounting.ledger import Ledger
+from adadp.accounting.run import Run
 from adadp.accounting.target import noise_for_target
 from adadp.checks.assumptions import REFUSED, standing, untried_at_start, untried_before
-from adadp.checks.setup import check_training, number
+from adadp.checks.setup import as_float, check_training
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
-from adadp.checks.weights import inherit_spending, take, trained_before, watching
+from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before
 from adadp.clipping import Clipping, by_name
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
@@ -79,7 +80,7 @@ class PrivacyEngine:
         self._runs: list[Run] = []
         self._numbers = itertools.count()  # of runs: taken before they start, by whatever thread
         self._last: Run | None = None  # of a module that was made private
-        self._left: list[Counter[str]] = []  # of lots, for each run
+        self._abandoned: list[Counter[str]] = []  # of lots, for each run
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
 
@@ -89,7 +90,7 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        fresh: dict[str, Any] = {"_runs": [], "_left": [], "_last": None, "_numbers": itertools.count()}
+        fresh: dict[str, Any] = {"_runs": [], "_abandoned": [], "_last": None, "_numbers": itertools.count()}
         return {**vars(self), **fresh, "_randomness": copy.copy(self._randomness)}
 
     # ---- making things private ----------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class PrivacyEngine:
         """
         called, module = module, uncompiled(module)
         # Everything that may be refused is refused before anything is changed.
-        sigma = Gaussian(number("noise_multiplier", noise_multiplier)).noise_multiplier
+        sigma = Gaussian(as_float("noise_multiplier", noise_multiplier)).noise_multiplier
         chosen = _clipping_of(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
         check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)
@@ -235,8 +236,8 @@ class PrivacyEngine:
                 prefetch=prefetch,
                 lots=Lots(step.open, run.note_once_charged),
             )
-            self._left.append(loader.lots.left)
-            take(module, capture, self._open())
+            self._abandoned.append(loader.lots.abandoned)
+            mark_private(module, capture, self._open())
             _SERVING.update(chosen.objects())
             private = PrivateOptimizer(
                 optimizer,
@@ -332,7 +333,7 @@ class PrivacyEngine:
 
     def detach(self, module: nn.Module) -> None:
         """Remove the engine's hooks from a module, which is an ordinary one again. What was spent stays charged."""
-        capture = watching(module)
+        capture = capture_of_private(module)
         if capture is not None:
             capture.detach()
 
@@ -353,7 +354,7 @@ class PrivacyEngine:
         """The guarantee at `delta` for everything that this engine's ledger holds, or *none* and the reasons."""
         ledger = self._open()
         strict = ledger.untried if self.strict else ()
-        left = sum(counter.total() for counter in self._left)
+        left = sum(counter.total() for counter in self._abandoned)
         waiting = self._last.waiting if self._last is not None else ()
         return ledger.guarantee(
             delta,
@@ -381,7 +382,7 @@ class PrivacyEngine:
         return covering_accountant(releases, sampling.neighbours, self.accountant_name)
 
     def _open(self) -> Ledger:
-        if observation.watching() and getattr(self._ledger, "path", None) is not None:
+        if observation.under_test() and getattr(self._ledger, "path", None) is not None:
             raise ConfigurationError(
                 "a loop under test must not write into a ledger's file: give the engine the path, ledger='runs.jsonl', "
                 "in place of a Ledger, and the test keeps it in memory"
@@ -389,7 +390,7 @@ class PrivacyEngine:
         if self._ledger is None:
             # Its relation is what the file says, or what the first run's plan says. A budget is fixed when a ledger is
             # made: then it holds for all runs together, however each was chosen.
-            path = None if observation.watching() else self._ledger_path  # a test charges nobody's budget
+            path = None if observation.under_test() else self._ledger_path  # a test charges nobody's budget
             new = path is None or not Path(path).exists()
             budget = self.budget if new and self.budget is not self._target else None
             self._ledger = Ledger(path, dataset=self._dataset, neighbours=None, budget=budget)
@@ -449,7 +450,7 @@ def _clipping_of(clipping: str | Clipping, max_grad_norm: float | None) -> Clipp
 
 def is_private(module: nn.Module) -> bool:
     """Whether an engine watches this module."""
-    return watching(module) is not None
+    return capture_of_private(module) is not None
 
 
 __all__ = ["PrivacyEngine", "is_private"]

@@ -11,11 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from soundness.stand import TOLERANCE, WORLDS, Stand, World, distance, without
 from soundness.test_sensitivity import harmful, lots
+from torch import Tensor
 
 from adadp import Clipping
 from adadp.algorithms import Task, create
-from adadp.algorithms.allocation import closed_form, descend
+from adadp.algorithms.allocation import descend
 from adadp.algorithms.dpopt import OptimisedNoise
+
+
+def closed_form(bounds: Tensor, weights: Tensor, noise_multiplier: float) -> Tensor:
+    """The optimal sigma_i, by the formula in `adadp.algorithms.allocation`. Shapes [m]; weights above 0."""
+    roots = weights.double().sqrt()
+    total = (bounds.double() * roots).sum()
+    return (noise_multiplier**2 * bounds.double() / roots * total).sqrt().to(bounds.dtype)
 
 
 @given(seed=st.integers(0, 10**6), spread=st.floats(0, 4), sigma=st.floats(0.1, 50))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks.trials import Run, collated, normal
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import default_collate
-from trials import Run, collated, normal
 
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError
 

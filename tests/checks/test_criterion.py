@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from checks.trials import Run, normal
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, random_split
-from trials import Run, normal
 
 from adadp.checks.criterion import check_criterion
 from adadp.checks.dataset_records import problems_of, unseen_parts

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from checks.trials import Run, normal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
 from adadp.errors import ConfigurationError, NoGuaranteeError, PrivacyError
 from adadp.mechanism.replay import TrainingStep
-from tests.checks.trials import Run, normal
 
 LOT = 48
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from checks.trials import Run, collated, normal
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import pad_sequence
-from trials import Run, collated, normal
 
 from adadp.errors import PrivacyError, UnsupportedModuleError
 

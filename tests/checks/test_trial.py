@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from checks.trials import Run, normal
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from trials import Run, normal
 
 from adadp.checks.schedule import stage
 from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from gradients.reference import assert_forms, assert_matches, by_loop, captured, loss_of
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.capture import Capture
-from tests.gradients.reference import assert_forms, assert_matches, by_loop, captured, loss_of
 
 LENGTH, KEYS, WIDTH, HEADS, COUNT = 4, 5, 6, 2, 3
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradients.reference import assert_forms, assert_matches, by_func, by_loop, captured, loss_of
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations
@@ -15,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.capture.capture import Capture
 from adadp.gradients.collection import Gradients
-from tests.gradients.reference import assert_forms, assert_matches, by_func, by_loop, captured, loss_of
 
 COUNT = 4
 

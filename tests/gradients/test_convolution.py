@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradients.reference import assert_forms, assert_matches, by_func, captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -13,7 +14,6 @@ from adadp.gradients.capture.capture import Capture
 from adadp.gradients.forms import per_example
 from adadp.gradients.layers import convolution
 from adadp.gradients.layers.convolution import Convolution, Geometry
-from tests.gradients.reference import assert_forms, assert_matches, by_func, captured
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 SIZES = {1: (11,), 2: (7, 6), 3: (5, 6, 5)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradients.reference import assert_forms, assert_matches, by_func, by_loop, captured
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
@@ -14,7 +15,6 @@ from adadp.gradients.forms.dense import merged
 from adadp.gradients.forms.products import Products
 from adadp.gradients.kernels.reference import CANCELLED
 from adadp.gradients.layers.embedding import Rows, Tied
-from tests.gradients.reference import assert_forms, assert_matches, by_func, by_loop, captured
 
 DTYPES = [torch.float64, torch.float32]
 
@@ -68,7 +68,7 @@ def test_sequences_first() -> None:
 
 
 def _loss(output: Tensor) -> Tensor:
-    from tests.gradients.reference import loss_of
+    from gradients.reference import loss_of
 
     return loss_of(output)
 

@@ -9,6 +9,8 @@ from functools import partial
 
 import pytest
 import torch
+from gradients.reference import arbitrary
+from gradients.test_per_example import assert_bounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,8 +23,6 @@ from adadp.gradients.forms.products import Products
 from adadp.gradients.layers import embedding
 from adadp.gradients.layers.embedding import Rows, Tied
 from adadp.shapes import Paid, Shape
-from tests.gradients.reference import arbitrary
-from tests.gradients.test_per_example import assert_bounds
 
 
 @pytest.fixture(autouse=True)

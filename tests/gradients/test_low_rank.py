@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from gradients.test_per_example import assert_bounds
 from torch import Tensor
 
 from adadp.gradients.forms.dense import Dense
@@ -14,7 +15,6 @@ from adadp.gradients.forms.factors import IDENTITY, DiagonalFactor, Factor, Full
 from adadp.gradients.forms.low_rank import TimesLowRank
 from adadp.gradients.layers.convolution import Convolution, Geometry
 from adadp.gradients.layers.embedding import Rows
-from tests.gradients.test_per_example import assert_bounds
 
 GEOMETRIES = {
     "plain": (Geometry(torch.Size((6, 3, 3, 3)), (1, 1), (0, 0), (1, 1), 1), (8, 7)),

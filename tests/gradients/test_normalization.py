@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradients.reference import assert_forms, assert_matches, by_func, captured, loss_of
 from torch import nn
 
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.capture import Capture
-from tests.gradients.reference import assert_forms, assert_matches, by_func, captured, loss_of
 
 LAYERS = [
     (nn.LayerNorm(4), (5, 4)),

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from gradients.reference import arbitrary, assert_forms, matrix_factor, power_of, spectrum_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,7 +21,6 @@ from adadp.gradients.forms.products import Bias, Products
 from adadp.gradients.kernels.reference import CANCELLED
 from adadp.gradients.rounding import norms
 from adadp.shapes import Kronecker
-from tests.gradients.reference import arbitrary, assert_forms, matrix_factor, power_of, spectrum_of
 
 WAYS = {  # tokens, columns, rows that make each way the cheapest, and what dense gradients may take
     "stored": (16, 8, 8, None),

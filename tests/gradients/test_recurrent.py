@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from gradients.reference import assert_forms, assert_matches, by_loop, captured, loss_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.capture import Capture
-from tests.gradients.reference import assert_forms, assert_matches, by_loop, captured, loss_of
 
 COUNT, LENGTH, WIDTH, HIDDEN = 4, 5, 3, 4
 KINDS = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradients.reference import spectrum_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -28,7 +29,6 @@ from adadp.sampling.lot import State
 from adadp.sampling.schemes import FixedSize, Poisson
 from adadp.shapes import Paid, Released, Source
 from adadp.shapes.spectrum import rounded_up
-from tests.gradients.reference import spectrum_of
 
 CLIPPINGS: dict[str, Callable[[], Clipping]] = {
     "flat": lambda: Flat(0.5),
@@ -330,7 +330,7 @@ def test_a_refresh_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPa
         patch.setattr(run.optimizer._step, "gradients_of", fail)
         with pytest.raises(MemoryError):
             run.go()
-    assert run.optimizer._step._begun is None
+    assert run.optimizer._step._ready_for is None
     assert not run.optimizer._loader.current.of.sums  # type: ignore[union-attr]
     replays = run.step.replays
     run.go(6)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradients.reference import power_of, spectrum_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +21,6 @@ from adadp.gradients.forms.products import Products
 from adadp.shapes import Shape
 from adadp.shapes.shape import Statistics
 from adadp.shapes.spectrum import _by_cholesky
-from tests.gradients.reference import power_of, spectrum_of
 
 GENERATOR = torch.Generator().manual_seed(0)
 

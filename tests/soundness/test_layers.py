@@ -10,6 +10,7 @@ import math
 
 import pytest
 import torch
+from gradients.reference import assert_matches, matrix_factor
 from torch import Tensor, nn
 
 from adadp.gradients import Capture
@@ -18,7 +19,6 @@ from adadp.gradients.forms.factors import IDENTITY, DiagonalFactor, LowRank
 from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.layers.layer import _REGISTER, Layer, LayerCall, known_layer, registered, supports
 from soundness.stand import CLIPPINGS, TOLERANCE, Stand, World, losses, switched_on, without
-from tests.gradients.reference import assert_matches, matrix_factor
 
 
 class Alone(nn.Module):

@@ -1,7 +1,7 @@
 """Loops in other libraries' hands, over several runs, and those whose fault hardly shows: found, or refused.
 
-The loops of the attacks that `test_influence.py` does not have, by the number of the script that they are from (the
-field's README lists them). What the engine refuses needs no test to find it, and the verdict says so.
+The loops of `tests/soundness/field/README.md` that `test_influence.py` does not have. What the engine refuses needs no
+test to find it, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def transformers() -> Any:
     return found
 
 
-# ---- losses in the loop: t01b, t08, t30 -----------------------------------------------------------------------------
+# ---- losses in the loop ---------------------------------------------------------------------------------------------
 
 
 def worst_of_the_batch(model: nn.Module, batch: Any) -> Tensor:
@@ -57,12 +57,12 @@ def critic() -> nn.Module:
 
 
 LOSSES: dict[str, tuple[Any, Any, str, str]] = {
-    "t08, the worst of the batch": (trainer(worst_of_the_batch), rows(), "large", "alike"),
-    "t08, a mean taken for a sum": (trainer(loss_reduction="sum"), rows(), "huge", "alike"),
-    "t01b, with a criterion that is right": (
+    "the worst of the batch": (trainer(worst_of_the_batch), rows(), "large", "alike"),
+    "a mean taken for a sum": (trainer(loss_reduction="sum"), rows(), "huge", "alike"),
+    "with a criterion that is right": (
         trainer(loops.token_mean, loops.LM, criterion=nn.CrossEntropyLoss), answers(), "every label counts", "alike",
     ),
-    "t30b, negatives from the batch": (
+    "negatives from the batch": (
         trainer(shuffled_negatives_alone, lambda: nn.Linear(6, 1, bias=False)), rows(), "huge", "alike",
     ),
 }  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_loss_that_mixes_is_found(name: str) -> None:
 
 
 def test_examples_that_change_each_other_are_found_although_no_release_moves_far() -> None:
-    """t30: with pairs of neighbours in the batch what one example changes is hardly ever more than 1."""
+    """With pairs of neighbours in the batch what one example changes is hardly ever more than 1."""
     found = influence(trainer(shuffled_negatives, critic), rows(), examples=["opposite"], among="own")
     assert found.value <= found.bound
     assert found.verdict == "mixed", str(found)
@@ -95,7 +95,7 @@ def _own_pair(model: nn.Module, batch: Any) -> Tensor:
     return F.softplus(model(batch[0] + 1) - model(batch[0])).mean()
 
 
-# ---- other libraries' loops: t02, t19, t20 --------------------------------------------------------------------------
+# ---- other libraries' loops -----------------------------------------------------------------------------------------
 
 WORDS, LENGTH = 20, 12
 
@@ -138,7 +138,6 @@ def over_own_words(model: Any, batch: Any) -> Tensor:
 
 @pytest.mark.parametrize(("loss", "verdict"), [(own_loss, "refused"), (over_all_words, "exceeded")])
 def test_a_language_model_with_a_mean_over_words(loss: Loss, verdict: str, transformers: Any) -> None:
-    """t02."""
     train = trainer(loss, lambda: llama(transformers))
     found = influence(train, prompts(), examples=["every label counts"], among="alike")
     assert found.verdict == verdict, str(found)
@@ -174,7 +173,6 @@ def in_trainer(transformers: Any, folder: Path, loss: Loss | None) -> Callable[[
     ("loss", "verdict"), [(None, "refused"), (over_all_words, "exceeded"), (over_own_words, "within")]
 )
 def test_inside_trainer(loss: Loss | None, verdict: str, transformers: Any, tmp_path: Path) -> None:
-    """t20."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     train = in_trainer(transformers, tmp_path, loss)
     found = influence(train, as_dicts(), examples=["every label counts"], among="alike")
@@ -190,7 +188,6 @@ def test_inside_trainer(loss: Loss | None, verdict: str, transformers: Any, tmp_
     ],
 )
 def test_inside_accelerate(loss: Loss, steps: int, verdict: str) -> None:
-    """t19."""
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
     def train(dataset: Any) -> None:
@@ -212,7 +209,7 @@ def test_inside_accelerate(loss: Loss, steps: int, verdict: str) -> None:
     assert found.verdict == verdict, str(found)
 
 
-# ---- state: t22b ----------------------------------------------------------------------------------------------------
+# ---- state ----------------------------------------------------------------------------------------------------------
 
 
 class Recurrent(nn.Module):
@@ -329,7 +326,7 @@ def test_one_item_that_is_read_for_several_is_found(kind: str) -> None:
     assert influence(trainer(), data, examples=["ordinary"], among="own", lots=4).verdict == "within"
 
 
-# ---- several runs: t23, t25 -----------------------------------------------------------------------------------------
+# ---- several runs ---------------------------------------------------------------------------------------------------
 
 
 def private(rows_: Any, model: nn.Module, **settings: Any) -> tuple[PrivacyEngine, Any, Any, Any]:
@@ -370,7 +367,7 @@ def resumed(*, with_optimizer: bool) -> Callable[[Any], None]:
 
 
 def test_a_run_that_is_resumed_is_paid_for_where_its_state_comes_along() -> None:
-    """t25: no release is wrong, so that `influence` has nothing to find; the number is what may be."""
+    """No release is wrong, so that `influence` has nothing to find; the number is what may be."""
     found = spending(resumed(with_optimizer=True), rows())
     assert found.passed, str(found)
     assert found.largest == pytest.approx(found.total, rel=1e-3)
@@ -381,7 +378,6 @@ def test_a_run_that_is_resumed_is_paid_for_where_its_state_comes_along() -> None
 
 
 def test_weights_that_were_trained_before_without_privacy_are_found() -> None:
-    """t25."""
 
     def train(dataset: Any) -> None:
         model = nn.Linear(6, 4)
@@ -409,7 +405,6 @@ def sweep(**settings: Any) -> Callable[[Any], None]:
 
 
 def test_engines_without_a_ledger_are_not_added_up_and_with_one_they_are(tmp_path: Path) -> None:
-    """t23."""
     path = tmp_path / "runs.jsonl"
     apart, together = spending(sweep(), rows()), spending(sweep(ledger=path, dataset="d"), rows())
     assert not apart.passed

@@ -74,7 +74,7 @@ def test_processes_that_are_forked_share_no_noise() -> None:
 
 @pytest.mark.parametrize("again", [copy.deepcopy, copy.copy, lambda engine: pickle.loads(pickle.dumps(engine))])
 def test_copies_of_an_engine_share_no_noise(again: Callable[[PrivacyEngine], PrivacyEngine]) -> None:
-    """t11c of the attacks: an engine that is made once and copied for each run of a sweep."""
+    """An engine that is made once and copied for each run of a sweep."""
     engine = PrivacyEngine()
     found = noise(with_engine(lambda: again(engine), epochs=1), rows())
     assert found.passed, str(found)

@@ -8,7 +8,6 @@ from adadp_lab.paper.claims import CLAIMS, Claim
 from adadp_lab.paper.item import Finding, Word
 from adadp_lab.report.tables import table
 
-PUBLISHED = ("as printed", "lot", "example")
 NOT_RUN = Finding("", {})
 _HEAD = """# What the paper claims, and what we found
 

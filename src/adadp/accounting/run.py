@@ -108,16 +108,17 @@ class Run:
         untried: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
-        """Keep what came up about this run, durably, for every guarantee over its ledger. What is known is not written.
+        """Keep what came up about this run, durably, for every guarantee over its ledger.
 
-        A reason makes all of them *none*. It may come after the run has closed: the ledger is then held for the
-        moment that it takes, and `LedgerError` says if another run holds it.
+        Texts already on record are not written again. A reason makes all these guarantees *none*. It may come after the
+        run has closed: the ledger is then held while it is written, and `LedgerError` says if another run holds it.
         """
         self._ledger._note(self.id, Remarks.of(assumptions, reasons, untried, notes))
 
     def note_once_charged(self, *, reasons: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
-        """As `note`, but reasons wait for the first charge: a run that was refused before it released anything takes
-        no number away.
+        """As `note`, but reasons wait for the first charge.
+
+        A run that was refused before it released anything does not make the ledger's guarantee none.
         """
         if self.charged():
             self.note(reasons=reasons, notes=notes)

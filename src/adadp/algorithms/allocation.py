@@ -1,4 +1,4 @@
-"""DPOPT's choice of noise: which sigma_i lose least, among those that are private enough.
+"""DPOPT's choice of noise: the sigma_i of least weighted variance that keep the privacy of one sigma_*.
 
     minimise  sum_i w_i sigma_i^2   under   sum_i s_i^2 / sigma_i^2 <= 1 / sigma_*^2
 
@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 DESCENT_STEPS = 50
-_SLACK = 1 + 2.0**-20  # rounding must not leave the constraint by a hair
-
-
-def closed_form(bounds: Tensor, weights: Tensor, noise_multiplier: float) -> Tensor:
-    """The optimal sigma_i^2 / sigma_*^2 ... times sigma_*^2, from the formula above. Shapes [m]; weights above 0."""
-    roots = weights.double().sqrt()
-    total = (bounds.double() * roots).sum()
-    return (noise_multiplier**2 * bounds.double() / roots * total).sqrt().to(bounds.dtype)
+_SLACK = 1 + 2.0**-20  # rounding must not violate the constraint
 
 
 def descend(
@@ -31,12 +24,21 @@ def descend(
     steps: int = DESCENT_STEPS,
     tolerance: float = 1e-4,
 ) -> Tensor:
-    """The optimal sigma_i by projected gradient descent, from `start` or from the same share for every coordinate.
+    """Return the optimal sigma_i, [m], found by projected gradient descent.
 
     The gradient is taken in log sigma_i and divided by its curvature there, so that bounds of very different size
-    converge alike; the projection is the common factor that makes the constraint hold with equality. Ends early once
-    every coordinate's two shares, of the loss and of the constraint, agree to `tolerance`. Coordinates of bound 0 get
-    no noise: nothing of them is let through.
+    converge at the same rate. The projection is the common factor that makes the constraint hold with equality (up to
+    a slack for rounding).
+
+    Args:
+        bounds: s_i, [m]. Where s_i is 0 the coordinate contributes nothing, and its sigma_i is 0.
+        weights: w_i, [m], above 0.
+        noise_multiplier: sigma_*.
+        start: sigma_i to begin with; by default all coordinates have the same share of the constraint.
+        steps: the largest number of descent steps.
+        tolerance: descent ends (on the CPU) once each coordinate's share of the loss and its share of the constraint
+            differ by less than this, relative to their sum.
+
     """
     live = bounds > 0
     squares = torch.where(live, bounds, 1).square()

@@ -102,8 +102,8 @@ class SearchStep(PrivateStep):
     def objectives(self, losses: Tensor) -> Tensor:
         """Noised sums over the lot of what each example's loss is, or gains, at each candidate. Part of the event.
 
-        `losses` is [candidates, n], the first row at the current weights. With `improvement` the first result is 0:
-        losing nothing against oneself shows nothing.
+        `losses` is [candidates, n], the first row at the current weights. With `improvement` the first
+        result is exactly 0 for all data, so it needs no noise.
         """
         rules = self.rules
         if self._looks > rules.redraws or not self._kept or self._microbatch is None:

@@ -9,7 +9,7 @@ from adadp.accounting.guarantee import PUBLIC_NUMBER
 #: The assumptions of every guarantee, the most often violated first.
 _STANDING = (
     "nothing computed from a batch decides what the loop does next (skip, stop, rate, curriculum, checkpoint, log): "
-    "losses and metrics of private batches are for the curator's eyes, and end nothing",
+    "losses and metrics of private batches may be seen by the curator only, and must not stop training",
     "row i of the losses is computed from example i and the weights alone, not divided by a number of tokens, a length "
     "or a maximum of the batch; a scalar loss is a {reduction} over examples of such terms",
     "row i of what the module is given is example i of the loader's batch, and weights meet data in its calls only",

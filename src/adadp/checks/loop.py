@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from adadp.accounting.ledger import Ledger, Run
+from adadp.accounting.ledger import Ledger
+from adadp.accounting.run import Run
 from adadp.checks.trial import Trial
 from adadp.checks.weights import Weights, foreign_leaves
 from adadp.errors import TrainingLoopError, UntriedWarning
@@ -52,7 +53,7 @@ class Passes(Protocol):
 
     capture: Capture
     trained: list[bool]  # by parameter: whether it was trained when the microbatch was handed out
-    rows: int | None
+    calls_from_losses: int | None
     mean_loss: bool
 
     def forget(self) -> None:
@@ -138,7 +139,7 @@ class LoopRules:
         if keep is not None:
             self._check_keep(keep, microbatch)
             self._trial.untried["keep"] = _KEEP
-        if self._capture.recorded and self._passes.rows is None:
+        if self._capture.recorded and self._passes.calls_from_losses is None:
             self._take_scalar_loss(microbatch)
 
     def say_untried(self) -> None:
@@ -236,7 +237,7 @@ class LoopRules:
         )
 
     def _refuse_mixed_passes(self) -> None:
-        if self._passes.rows is not None and self._capture.records != self._passes.rows:
+        if self._passes.calls_from_losses is not None and self._capture.records != self._passes.calls_from_losses:
             self._passes.forget()
             raise mixed_passes()
 

@@ -9,11 +9,11 @@ from torch.optim import Optimizer
 
 from adadp.checks.dataset_records import problems_of
 from adadp.checks.validation import check_module, check_optimizer
-from adadp.checks.weights import taken, watching
+from adadp.checks.weights import capture_of_private, private_part
 from adadp.errors import ConfigurationError
 
 
-def number(name: str, value: float) -> float:
+def as_float(name: str, value: float) -> float:
     """`value` as a float, or `ConfigurationError` that names the argument."""
     try:
         return float(value)
@@ -25,9 +25,9 @@ def check_training(
     module: nn.Module, optimizer: Optimizer, dataset: Any, loss_reduction: str, loss_scale: float
 ) -> None:
     """Raise where these cannot be trained privately together."""
-    if watching(module) is not None:
+    if capture_of_private(module) is not None:
         raise ConfigurationError("this module is private already; engine.detach(module) makes it an ordinary one")
-    shared = taken(module)
+    shared = private_part(module)
     if shared is not None:
         raise ConfigurationError(
             f"{shared} is part of another private model: a backward pass through one would be taken for the "

@@ -14,7 +14,7 @@ from adadp.gradients import Capture
 from adadp.gradients.capture.hooks import copied_from
 
 #: Modules that belong to a private model, each with the capture that watches it.
-_TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
+_PRIVATE: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Capture]] = weakref.WeakKeyDictionary()
 
 #: The ledger that a module's training was charged to: whoever trains it on goes on from what it holds.
 _PAID: weakref.WeakKeyDictionary[nn.Module, Ledger] = weakref.WeakKeyDictionary()
@@ -90,7 +90,7 @@ def _watch(parameter: nn.Parameter, name: str, reached: dict[str, None]) -> None
         parameter.requires_grad_(before)
 
 
-def taken(module: nn.Module) -> str | None:
+def private_part(module: nn.Module) -> str | None:
     """The name of a submodule that belongs to another private model; None if there is none."""
     for name, part in module.named_modules():
         if _capture_of(part) is not None:
@@ -99,24 +99,24 @@ def taken(module: nn.Module) -> str | None:
 
 
 def _capture_of(part: nn.Module) -> Capture | None:
-    reference = _TAKEN.get(part)
+    reference = _PRIVATE.get(part)
     capture = None if reference is None else reference()
     return capture if capture is not None and capture.attached else None
 
 
-def watching(module: nn.Module) -> Capture | None:
+def capture_of_private(module: nn.Module) -> Capture | None:
     """The capture that watches this module (compiled or not) as a private model; None where it is an ordinary one."""
     module = getattr(module, "_orig_mod", module)
     capture = _capture_of(module)
     return capture if capture is not None and capture.module is module else None
 
 
-def take(module: nn.Module, capture: Capture, ledger: Ledger) -> None:
+def mark_private(module: nn.Module, capture: Capture, ledger: Ledger) -> None:
     """Note that all parts of `module` are watched by `capture`, and that its training is charged to `ledger`."""
     _PAID[module] = ledger
     for part in module.modules():
         # Weak: the module's own hooks keep the capture alive, so that both can go together.
-        _TAKEN[part] = weakref.ref(capture)
+        _PRIVATE[part] = weakref.ref(capture)
 
 
 def inherit_spending(module: nn.Module, ledger: Ledger) -> None:
@@ -152,4 +152,12 @@ def foreign_leaves(losses: Tensor, capture: Capture) -> str:
     return ""
 
 
-__all__ = ["Weights", "foreign_leaves", "inherit_spending", "take", "taken", "trained_before", "watching"]
+__all__ = [
+    "Weights",
+    "capture_of_private",
+    "foreign_leaves",
+    "inherit_spending",
+    "mark_private",
+    "private_part",
+    "trained_before",
+]

@@ -33,7 +33,8 @@ class Clipping(ABC):
         over everything that a step releases. Sums of lots that differ by one added or removed example therefore differ
         by at most 1 in units of r, and by at most 2 where one example is replaced (`sensitivity`). With noise of
         standard deviation `stddev(z)` = z * r a release is one Gaussian event of noise multiplier z. Examples whose
-        gradients are not finite contribute zero.
+        gradients are not finite contribute zero; with early clamping (`adadp.clipping.early`) such an example may have
+        added at most its bound in layers that the backward pass reached before the one that is not finite.
 
         State that decides `bound` and `radii` (bounds, shapes) must follow from released values, public values and the
         weights alone. Where it does not, `reasons` must say so: the engine's guarantee is then none.
@@ -118,7 +119,7 @@ class Clipping(ABC):
     def steady(self, begun: bool = False) -> bool:
         """Whether the next lot is handled exactly as the last one was, so that a recorded step may be replayed.
 
-        Nothing is refreshed, and nothing is left for the host to decide. With `begun`: once `begin` has run.
+        True if nothing will be refreshed and Python has no decision to make. `begun=True` asks after `begin` has run.
         """
         return False
 

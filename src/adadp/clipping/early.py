@@ -1,7 +1,10 @@
 """Clamping each layer's gradients while the backward pass runs: an optimisation of `Local`, all of it in this file.
 
 A clamp takes one coordinate at a time, so a layer's clamped sum need not wait for the other layers. What its gradients
-were made of is freed at once, and only sums are kept. The sums are those that clamping after the backward pass gives.
+were made of is freed at once, and only sums are kept. For examples whose gradients are finite the
+sums are those that clamping after the backward pass gives. An example that is not finite in a layer adds nothing there
+and in the layers that come later; in the layers before it has already added at most its bound, which the sensitivity
+covers.
 
 Two hooks lead here. The step sets `capture.before_pass` to `before_pass`, which runs before the model does. Where the
 clipping allows it, that sets `capture.bound_early`, which the capture calls with each layer's gradients as they arrive.

@@ -40,7 +40,8 @@ class Local(Shaped):
         With m coordinates the radii are s_i sqrt(m): even an example at its bound in every coordinate has
         sum_i s_i^2 / (s_i sqrt(m))^2 = 1. A coordinate with s_i = 0 contributes nothing and gets no noise. So does one
         with an s_i as small as rounding (`SMALLEST_BOUND`): noise of that size would not cover rounding. Gradients may
-        be clamped while the backward pass runs (`adadp.clipping.early`), with the same sums.
+        be clamped while the backward pass runs (`adadp.clipping.early`), with the same sums for finite examples. One
+        that is not finite in a later layer has then already added at most its bound.
 
     """
 

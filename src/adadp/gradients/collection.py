@@ -1,7 +1,8 @@
 """The per-example gradients of one microbatch, for all parameters at once.
 
-This is the last place where examples are separate. It applies what concerns an example as a whole: the factor from
-d(loss)/dw to one example's gradient (the batch size for a mean loss, 1 for a sum), and which examples count at all.
+After this no example is separate; layers that `adadp.clipping.early` clamped in the backward pass are sums already.
+`Gradients` applies what concerns an example as a whole: the factor from d(loss)/dw to one example's gradient (the batch
+size for a mean loss, 1 for a sum), and which examples count at all.
 """
 
 from __future__ import annotations

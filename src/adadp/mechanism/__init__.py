@@ -1,1 +1,1 @@
-"""One private step: a lot's life, the bounded sum, the noise, and the optimizer that receives the result."""
+"""One private step: from gradients over sums and noise to the optimizer; its recording and replay; observation."""

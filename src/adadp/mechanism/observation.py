@@ -1,7 +1,7 @@
 """How tests and audits see a run's releases, before and after the noise (`adadp.testing`, `adadp.audit`).
 
 An `Observer` sees the releases of one run (`PrivateOptimizer.observe`), and the guarantee of that run is none. While a
-`Watcher` is set (`watched_by`), every run that an engine of this process starts is shown to it, so that runs made
+`RunWatcher` is set (`watched_by`), every run that an engine of this process starts is shown to it, so that runs made
 inside a user's own function can be observed. Nothing is written into a ledger's file then: a test charges no budget.
 """
 
@@ -51,18 +51,18 @@ class Observer:
         """Called with the private gradient that the optimizer gets."""
 
 
-class Watcher(Protocol):
+class RunWatcher(Protocol):
     """Sees every run that is started."""
 
     def started(self, optimizer: PrivateOptimizer, loader: PrivateLoader) -> Observer:
         """Called when a model was made private; what it returns observes the run."""
 
 
-_watcher: Watcher | None = None
+_watcher: RunWatcher | None = None
 
 
 @contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
+def watched_by(watcher: RunWatcher) -> Iterator[None]:
     """Show all runs that are started inside to `watcher`.
 
     Raises:
@@ -82,7 +82,7 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
         _watcher = None
 
 
-def watching() -> bool:
+def under_test() -> bool:
     """Whether runs are watched now."""
     return _watcher is not None
 
@@ -93,4 +93,4 @@ def attach(optimizer: PrivateOptimizer, loader: PrivateLoader) -> None:
         optimizer.observe(_watcher.started(optimizer, loader))
 
 
-__all__ = ["Observer", "Unnoised", "Watcher", "attach", "watched_by", "watching"]
+__all__ = ["Observer", "RunWatcher", "Unnoised", "attach", "under_test", "watched_by"]

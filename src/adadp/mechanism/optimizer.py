@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adadp.accounting.ledger import Ledger, Run
+from adadp.accounting.ledger import Ledger
+from adadp.accounting.run import Run
 from adadp.checks.loop import LoopRules, mixed_passes
 from adadp.checks.trial import Trial
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
@@ -95,14 +96,14 @@ class PrivateOptimizer(Optimizer):
 
     def __deepcopy__(self, memo: Any) -> PrivateOptimizer:
         raise ConfigurationError(
-            "a private optimizer is not copied: the copy's steps would be charged to nobody. Copy its state_dict(), "
-            "and make another one private."
+            "a private optimizer is not copied: the copy's steps would not be charged to any ledger. Copy its "
+            "state_dict(), and make another one private."
         )
 
     def __reduce__(self) -> Any:
         raise ConfigurationError(
-            "a private optimizer is not pickled: whoever loads it would step with nobody's account. Save its "
-            "state_dict(), which carries what was spent."
+            "a private optimizer is not pickled: the steps of the loaded one would not be charged to any ledger. Save "
+            "its state_dict(), which carries what was spent."
         )
 
     param_groups = _of_original("param_groups")
@@ -214,11 +215,11 @@ class PrivateOptimizer(Optimizer):
         """As `backward`, without a trial of the losses."""
         self._refuse_shape(losses)
         step = self._step
-        if step.capture.recorded and step.rows is None:
+        if step.capture.recorded and step.calls_from_losses is None:
             raise mixed_passes()
-        step.rows = step.rows or 0
+        step.calls_from_losses = step.calls_from_losses or 0
         torch.autograd.backward(losses, torch.full_like(losses, step.loss_scale), **kwargs)
-        step.rows = step.capture.records
+        step.calls_from_losses = step.capture.records
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None, *, keep: Tensor | None = None) -> Any:

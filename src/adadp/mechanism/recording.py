@@ -71,7 +71,7 @@ class Recording:
         finally:
             before.restore()  # nothing was computed yet: the first replay does
             lots.work_on(microbatch)
-        self._begun = step.begun
+        self._lots_begun = step.lots_begun
         parameters = optimizer._parameters.items()
         self.gradients = ReleasedGradient({name: p.grad for name, p in parameters if p.grad is not None})
 
@@ -86,11 +86,11 @@ class Recording:
     def current(self, optimizer: PrivateOptimizer) -> bool:
         """Whether the clipping's state is still the recorded one, or was copied into it (`KeptState.take_over`)."""
         step = optimizer._step
-        if self._begun != step.begun:  # not all lots since were replayed
+        if self._lots_begun != step.lots_begun:  # not all lots since were replayed
             now = KeptState(step.clipping.objects())
             if not (self._state.kept_in(now) or self._state.take_over(now)):
                 return False
-            self._begun = step.begun
+            self._lots_begun = step.lots_begun
         return True
 
 

@@ -69,17 +69,17 @@ class PrivateStep:
         self.observer: Observer | None = None
         # Number of layer calls that were recorded in backward passes from each example's own loss, for this microbatch.
         # None if there was no such pass.
-        self.rows: int | None = None
+        self.calls_from_losses: int | None = None
         self._parameters = dict(capture.module.named_parameters())
         self.trained: list[bool] = []  # by parameter: whether it was trained when the microbatch was handed out
-        self._begun: Lot | None = None  # the lot that the clipping is ready for
-        self.begun = 0  # how many lots were worked on, replayed ones left out
+        self._ready_for: Lot | None = None  # the lot that the clipping is ready for
+        self.lots_begun = 0  # how many lots were worked on, replayed ones left out
 
     # ---- a lot is handed out, and the clipping prepares for it -------------------------------------------------------
 
     def open(self, microbatch: Microbatch) -> None:
         """Note that the loop was handed this microbatch."""
-        self.rows = None
+        self.calls_from_losses = None
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
         self.trained = [parameter.requires_grad for parameter in self._parameters.values()]
@@ -87,14 +87,15 @@ class PrivateStep:
 
     def forget(self) -> None:
         """Drop the gradients that backward passes recorded for this microbatch."""
-        self.rows = None
+        self.calls_from_losses = None
         self.capture.discard()
 
     def ready(self, microbatch: Microbatch) -> Tensor | None:
         """Begin the microbatch's lot before its gradients are made, if that can be done now.
 
         Returns:
-            Which of its rows count, [count] of bool; None where the lot cannot be begun, or gradients are counted.
+            Which of its rows count, [count] of bool; None where the lot cannot be begun, or non-finite
+            gradients are being counted.
 
         """
         lot = microbatch.of
@@ -103,11 +104,11 @@ class PrivateStep:
         if lot.added == 0 and lot.state in (State.OPENED, State.FAILED) and not self._is_begun(lot):
             with torch.no_grad(), exact_arithmetic():  # as in a step, however the model is run
                 self.begin(microbatch)
-        return microbatch.keep(self._device()) if lot is self._begun else None
+        return microbatch.keep(self._device()) if lot is self._ready_for else None
 
     def _is_begun(self, lot: Lot) -> bool:
         """Whether the clipping is ready for this lot, with the parameters that are trained now."""
-        return lot is self._begun and self._active().keys() == self.clipping.parameters.keys()
+        return lot is self._ready_for and self._active().keys() == self.clipping.parameters.keys()
 
     def _active(self) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
@@ -122,14 +123,14 @@ class PrivateStep:
 
     def _begin(self, lot: Lot) -> None:
         self._drop(lot, State.OPENED)
-        self._begun = lot
-        self.begun += 1
+        self._ready_for = lot
+        self.lots_begun += 1
         self.clipping.begin(self._active(), self)
 
     def _drop(self, lot: Lot, state: State) -> None:
         """Drop all sums of the lot."""
         lot.drop(state)
-        self._begun = None
+        self._ready_for = None
 
     # ---- its microbatches are bounded and added up: private data -----------------------------------------------------
 
@@ -155,7 +156,7 @@ class PrivateStep:
             self._drop(lot, State.FAILED)
             self.forget()
             raise
-        self.rows = None
+        self.calls_from_losses = None
         lot.state = State.FILLED if microbatch.last else State.OPENED
         lot.added += 1
         for name, value in bounded.items():
@@ -189,7 +190,7 @@ class PrivateStep:
 
     def _bounded(self, microbatch: Microbatch, keep: Tensor | None) -> BoundedSums:
         lot = microbatch.of
-        if lot is not self._begun or lot.state is State.FAILED:
+        if lot is not self._ready_for or lot.state is State.FAILED:
             self._begin(lot)
         if microbatch.index != lot.added:
             raise TrainingLoopError(
@@ -225,7 +226,7 @@ class PrivateStep:
 
     def scale(self, microbatch: Microbatch) -> float:
         """Factor from a backward pass's gradient to one example's: the number of rows for a mean loss, 1 for a sum."""
-        return (microbatch.count if self.mean_loss and self.rows is None else 1.0) / self.loss_scale
+        return (microbatch.count if self.mean_loss and self.calls_from_losses is None else 1.0) / self.loss_scale
 
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device
@@ -291,7 +292,7 @@ class PrivateStep:
         lot = microbatch.of
         if not lot.charged:
             raise TrainingLoopError(f"lot {lot.number} was replayed before it was charged")
-        if self._begun is not lot:  # else it was counted when it began
+        if self._ready_for is not lot:  # else it was counted when it began
             count_lot(self.clipping)
         self._drop(lot, State.RELEASED)
 

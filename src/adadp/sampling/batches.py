@@ -18,10 +18,11 @@ def row_dimension(leaf: Tensor, count: int, batch_first: bool) -> int | None:
 
 
 def map_rows(batch: Any, count: int, batch_first: bool, change: Callable[[Tensor, int], Tensor], what: str) -> Any:
-    """`batch` with `change(leaf, dimension)` in place of each leaf that holds `count` rows.
+    """Return `batch` with each leaf that holds `count` rows replaced by `change(leaf, dimension of the rows)`.
 
-    A list with one entry for each example is changed as `change` changes the numbers of its rows. Anything else but
-    None is refused, named by `what` could not be done: a leaf without rows may hold something of all examples.
+    A list with one entry for each example is treated alike: `change` is applied to the row numbers, and the list's
+    entries are picked by the result. None stays. Anything else is refused, because a leaf without rows may depend on
+    all examples; the error begins with `what`, which says what could not be done.
     """
 
     def refuse(kind: str) -> ConfigurationError:

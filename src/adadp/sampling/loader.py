@@ -226,8 +226,8 @@ class _Iteration:
         microbatch = plan.popleft()
         if batch is None:
             raise ConfigurationError(
-                "collate_fn returned None: a lot that is not given out must not depend on what is in it. Return the "
-                "batch, with rows that cannot be used made finite or left to count for nothing."
+                "collate_fn returned None. Whether a lot is used must not depend on its examples: return a batch, and "
+                "set unusable rows to finite values."
             )
         if self._stream is None:
             return self._loader._filled(microbatch, batch)

@@ -71,7 +71,7 @@ class Microbatch:
     index: int
     last: bool
     count: int
-    real: int | Tensor  # a tensor where steps are replayed on a GPU: each lot writes its number there
+    real: int | Tensor  # a tensor where steps are replayed on a GPU: each replay writes its drawn count into it
     planned: int
     indices: Sequence[int] = ()
     batch: Any = field(default=None, repr=False)
@@ -141,7 +141,7 @@ class Lots:
         self.current: Microbatch | None = None
         self.whole: Microbatch | None = None  # as it was handed out, where `current` is a part that was cut from it
         self.next = 0  # the number of the lot that will be opened next
-        self.left: Counter[str] = Counter()  # how many lots were handed out and left
+        self.abandoned: Counter[str] = Counter()  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
         self.trained_on: Lot | None = None  # the lot for which the module was last called with gradients on
         self._holder: object = None  # the iteration that handed out `current`
@@ -190,7 +190,7 @@ class Lots:
         """A new iteration of the loader begins while a batch of an earlier one is out: that lot is not released."""
         assert self.current is not None
         self.current.of.drop(State.LEFT)
-        self.left["lots"] += 1
+        self.abandoned["lots"] += 1
         # An interactive session keeps what ended its last command. Its user's own interruption is like a break.
         if self.trained_on is self.current.of and getattr(sys, "last_type", None) is not KeyboardInterrupt:
             self.note(

@@ -131,7 +131,7 @@ class Shuffle(Sampling):
     name = "shuffle"
     neighbours = Neighbours.ADD_REMOVE
     reasons = (
-        "lots are cut from a shuffled dataset, so each example is seen exactly once an epoch: amplification by "
+        "lots are cut from a shuffled dataset, so each example is seen at most once an epoch: amplification by "
         "Poisson sampling does not apply to them",
     )
 

@@ -1,6 +1,7 @@
 """How large gradients are in each direction of a parameter (shapes), and where that knowledge comes from (sources).
 
-A shape is a subclass of `Shape`, a source one of `Source`, in a file of its own here; the soundness tests find them.
+A shape is a subclass of `Shape`, a source one of `Source`, in a file of its own here, exported below. The
+soundness tests find them, and make new ones without arguments.
 """
 
 from adadp.shapes.diagonal import Diagonal

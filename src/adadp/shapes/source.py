@@ -67,7 +67,7 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
 
     reasons: tuple[str, ...] = ()  # why no proof covers it
     assumptions: tuple[str, ...] = ()  # what the proof assumes about it
-    looks = False  # whether `see` squares the gradients that it gets
+    looks = False  # whether `see` needs the sum of squares
     learns_first = False  # whether it learns before lots only
 
     def __init__(self) -> None:

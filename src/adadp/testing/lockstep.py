@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from adadp.errors import ConfigurationError, PrivacyError
-from adadp.mechanism.observation import watching
+from adadp.mechanism.observation import under_test
 from adadp.testing.awkward_examples import Example, Surroundings, awkward_examples, surroundings
 from adadp.testing.changed_dataset import Change, items_of, with_changes
 from adadp.testing.effects import ROUNDING, Effect, Influence
@@ -55,7 +55,7 @@ def influence(
         ConfigurationError: there is nothing to compare, or an argument is invalid.
 
     """
-    if watching():
+    if under_test():
         raise ConfigurationError("a function under test cannot test another one: call one after the other")
     if lots < 1 or len(dataset) < 2:
         raise ConfigurationError("influence needs at least one lot and a dataset of two examples")

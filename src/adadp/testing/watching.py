@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from adadp.errors import UntriedWarning
-from adadp.mechanism.observation import Watcher, watched_by
+from adadp.mechanism.observation import RunWatcher, watched_by
 from adadp.mechanism.optimizer import BudgetWarning
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Microbatch
@@ -27,7 +27,7 @@ class EnoughLots(BaseException):
 
 
 @contextmanager
-def quietly_watched_by(watcher: Watcher) -> Iterator[None]:
+def quietly_watched_by(watcher: RunWatcher) -> Iterator[None]:
     """Show every private run that is started inside to `watcher`, without warnings that are meant for training."""
     with warnings.catch_warnings(), watched_by(watcher):
         warnings.simplefilter("ignore", UntriedWarning)

@@ -14,9 +14,9 @@ from adadp_lab.bench.compare import NO_OPACUS, Comparison
 from adadp_lab.bench.goals import judge
 from adadp_lab.bench.methods import EVERY, METHODS, OURS, Method, Step, Task, plain
 from adadp_lab.bench.models import SIZES, build
+from lab.bench import tiny
 
 from adadp.errors import ConfigurationError
-from tests.lab.bench import tiny
 
 KEYS = {"model", "method", "clipping", "device", "ms", "ratio_to_sgd", "peak_mib", "peak_ratio_to_sgd"}
 quick = partial(compare, device="cpu", rounds=2, sizes=tiny.SIZES)

@@ -13,10 +13,10 @@ from adadp_lab.bench.methods import METHODS, Method, Step, Task
 from adadp_lab.bench.plots import draw_scaling
 from adadp_lab.bench.report import write_report
 from adadp_lab.bench.scaling import SERIES, Sweep, beyond_sgd, scale, slope
+from lab.bench import tiny
 
 from adadp.gradients.kernels import reference
 from adadp.mechanism.replay import WARM_UP
-from tests.lab.bench import tiny
 
 
 def test_points_slopes_and_figures(tmp_path: Path) -> None:

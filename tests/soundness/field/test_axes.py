@@ -1,4 +1,4 @@
-"""Which axis is the examples', and in which order they are. From attacks t28 and t29."""
+"""Which axis is the examples', and in which order they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from soundness.field.stand import Bounded, End, NoNumber, Refused, end
 
-# ---- [N, T, ...] and [T, N, ...]: t28 -----------------------------------------------------------------------------
+# ---- [N, T, ...] and [T, N, ...] ----------------------------------------------------------------------------------
 
 
 class Projected(nn.Module):
@@ -127,7 +127,7 @@ def test_a_model_that_is_time_first_throughout_is_right() -> None:
     assert isinstance(ended, Bounded), ended
 
 
-# ---- examples in another order inside the model: t29 --------------------------------------------------------------
+# ---- examples in another order inside the model -------------------------------------------------------------------
 
 
 class Packed(nn.Module):

@@ -1,4 +1,4 @@
-"""What the attacks could not break, and what is refused already. It stays so. From t12, t13, t14, t14c, t16 and t31."""
+"""What the attacks could not break, and what is refused already. It stays so."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from adadp.preprocessing import DPPCA, DPStandardScaler, TablePreprocessor, mome
 from adadp.preprocessing.pca import second_moments
 from soundness.field.stand import DELTA, Bounded, Refused, World, compare, end, run
 
-# ---- accounting: t12 ----------------------------------------------------------------------------------------------
+# ---- accounting ---------------------------------------------------------------------------------------------------
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -104,7 +104,7 @@ def test_lots_of_fixed_size_cost_at_least_what_they_cost() -> None:
         assert half >= solved(excess, 100)
 
 
-# ---- everything that a step releases: t13 -------------------------------------------------------------------------
+# ---- everything that a step releases ------------------------------------------------------------------------------
 
 
 def synthetic(count: int, generator: torch.Generator) -> Tensor:
@@ -183,7 +183,7 @@ def test_all_that_a_step_releases_is_bounded(name: str) -> None:
         assert effect <= 1.0 + 1e-5, (kind, effect)
 
 
-# ---- every kind of layer: t14, t14c -------------------------------------------------------------------------------
+# ---- every kind of layer ------------------------------------------------------------------------------------------
 
 
 class Summed(nn.Module):
@@ -345,7 +345,7 @@ def test_every_kind_of_layer_is_bounded(kind: str) -> None:
 
 
 class ByPlace(nn.Module):
-    """Packs rows whose lengths follow from their place in the batch, as the attack's own script did."""
+    """Packs rows whose lengths follow from their place in the batch, and not from the examples."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ class ByPlace(nn.Module):
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_lengths_by_place_in_the_batch_are_refused(kind: Any) -> None:
-    """t14: where the last row is left out nothing moves; where the first is, everybody's length does."""
+    """Where the last row is left out nothing moves; where the first is, everybody's length does."""
     inputs, weights = harmful((6, 6), False, "large")
     worlds = [TensorDataset(inputs[first:], weights[first:]) for first in (0, 1)]
     ended = end(*worlds, lambda: ByPlace(kind), weighted_mean, bounds=(1e-3,))
@@ -367,13 +367,13 @@ def test_lengths_by_place_in_the_batch_are_refused(kind: Any) -> None:
 
 
 def test_attention_with_mixed_tokens_is_bounded() -> None:
-    """t14c: where float32 itself is far from float64, what is clipped is what was computed."""
+    """Where float32 itself is far from float64, what is clipped is what was computed."""
     for seed in range(6):
         ended = of_a_layer("attention without bias", "mixed", 1e-3, seed)
         assert isinstance(ended, Bounded), (seed, ended)
 
 
-# ---- preprocessing: t16 -------------------------------------------------------------------------------------------
+# ---- preprocessing ------------------------------------------------------------------------------------------------
 
 EXTREME = [0.0, 1.0, -1.0, 1e-320, 1e30, -1e30, 1e308, -1e308, np.inf, -np.inf, np.nan, 2.0**-126, 3.4e38, 5e-324]
 
@@ -416,7 +416,7 @@ def test_words_of_one_person_are_in_nothing_that_was_fitted() -> None:
     assert fitted.transform(columns).shape[0] == 50
 
 
-# ---- what is refused, accepted, or gives no number: t31 -----------------------------------------------------------
+# ---- what is refused, accepted, or gives no number ----------------------------------------------------------------
 
 INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.randint(2, (60,), generator=torch.Generator().manual_seed(1))

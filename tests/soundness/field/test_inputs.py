@@ -1,4 +1,4 @@
-"""What goes into a model, and what a dataset gives out. From attacks t09, t24, t26 and t32."""
+"""What goes into a model, and what a dataset gives out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from soundness.field.stand import Bounded, NoNumber, Refused, World, check_unsee
 
 COUNT = 48
 
-# ---- batches that are no tensors: t24 -----------------------------------------------------------------------------
+# ---- batches that are no tensors ----------------------------------------------------------------------------------
 
 
 class Normalised(nn.Module):
@@ -99,7 +99,7 @@ def test_a_model_that_does_not_mix_is_not_refused(form: str) -> None:
     assert isinstance(ended, Bounded), ended
 
 
-# ---- models that change their ways: t32 ---------------------------------------------------------------------------
+# ---- models that change their ways --------------------------------------------------------------------------------
 
 
 class Sometimes(nn.Module):
@@ -163,7 +163,7 @@ def test_evaluation_mode_is_not_refused() -> None:
     assert isinstance(ended, Bounded), ended
 
 
-# ---- datasets: t09, t26 -------------------------------------------------------------------------------------------
+# ---- datasets -----------------------------------------------------------------------------------------------------
 
 
 class Standardised(Dataset[Any]):
@@ -296,7 +296,7 @@ def test_parts_of_datasets_are_right(wrap: Callable[..., Dataset[Any]]) -> None:
 
 
 def test_a_dataset_with_text_beside_its_tensors() -> None:
-    """t31: file names and captions are not read by the model."""
+    """File names and captions are not read by the model."""
 
     class Captioned(Dataset[Any]):
         def __init__(self, data: TensorDataset) -> None:

@@ -1,4 +1,4 @@
-"""Spending follows weights, and what a number rests on follows the number. From attacks t23 and t25."""
+"""Spending follows weights, and what a number rests on follows the number."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def of_steps(count: int) -> float:
     return get_accountant("pld").epsilon([(PoissonGaussian(1.0, LOT / ROWS), count)], DELTA).epsilon
 
 
-# ---- resuming: t25 ------------------------------------------------------------------------------------------------
+# ---- resuming -----------------------------------------------------------------------------------------------------
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def test_fresh_and_pretrained_weights_are_not_suspected() -> None:
         assert not names("weights", world.engine.guarantee(DELTA).untried)
 
 
-# ---- one ledger: t23 ----------------------------------------------------------------------------------------------
+# ---- one ledger ---------------------------------------------------------------------------------------------------
 
 
 def say(engine: PrivacyEngine) -> str:

@@ -1,4 +1,4 @@
-"""Losses that are no mean over examples of terms of their own. From attacks t01, t01b, t07, t08 and t30.
+"""Losses that are no mean over examples of terms of their own.
 
 A scalar that the loop computes is the first of the cases that no code can see. A criterion that is handed over, a loss
 that the engine runs itself and a loss inside the model are seen, and refused.
@@ -35,7 +35,7 @@ from soundness.field.stand import (
 
 Loss = Callable[[Any, Any], Tensor]
 
-# ---- means over tokens: t01, t01b ---------------------------------------------------------------------------------
+# ---- means over tokens --------------------------------------------------------------------------------------------
 
 
 class LanguageModel(nn.Module):
@@ -153,7 +153,7 @@ def test_the_ready_made_losses_are_by_example() -> None:
     torch.testing.assert_close(ready.binary(outputs[:, 0], truth), expected)
 
 
-# ---- other losses: t08 --------------------------------------------------------------------------------------------
+# ---- other losses -------------------------------------------------------------------------------------------------
 
 COUNT = 64
 
@@ -335,7 +335,7 @@ def test_losses_of_the_right_shape_that_mix(case: str) -> None:
 
 
 def test_a_loss_that_is_passed_as_the_criterion_is_refused() -> None:
-    """t08: four classes, where three were tried. The error is the engine's, not torch's."""
+    """Four classes, where three were tried. The error is the engine's, not torch's."""
     ended = lossy("class weights", criterion=nn.CrossEntropyLoss(weight=RARE))
     assert isinstance(ended, Refused), ended
 
@@ -398,7 +398,7 @@ def test_losses_of_another_shape_are_refused() -> None:
         assert isinstance(world.error, PrivacyError), world.error
 
 
-# ---- criteria that are handed over: t01b --------------------------------------------------------------------------
+# ---- criteria that are handed over --------------------------------------------------------------------------------
 
 
 def masked_mean(outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -453,7 +453,7 @@ def test_criteria_that_are_right_are_not_refused(criterion: Callable[..., Tensor
     assert world.error is None, world.error
 
 
-# ---- loops: t07, t30 ----------------------------------------------------------------------------------------------
+# ---- loops --------------------------------------------------------------------------------------------------------
 
 ROWS = 16
 
@@ -592,7 +592,7 @@ def test_examples_that_are_mixed_in_the_loop(loss: Callable[..., Tensor], bound:
     check_unseen("loss", lambda **given: looped(of_the_loop(loss), bound, **given))
 
 
-# ---- more than the batch: t30 -------------------------------------------------------------------------------------
+# ---- more than the batch ------------------------------------------------------------------------------------------
 
 bce = functional.binary_cross_entropy_with_logits
 FAKE = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))

@@ -1,7 +1,4 @@
-"""One lot is out at a time: whatever asks for the next one before the step is refused, and the guarantee is then none.
-
-From attacks t04, t04b, t05, t06, t21, t30 and t31.
-"""
+"""One lot is out at a time: asking for the next one before the step is refused, and the guarantee is then none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a collate function and a padded length tell one example about the others. From attacks t09 and t09b."""
+"""What a collate function and a padded length tell one example about the others."""
 
 from __future__ import annotations
 

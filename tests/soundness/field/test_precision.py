@@ -1,4 +1,4 @@
-"""Half precision: 1/n is rounded alike for everybody, so that one example less moves all others. From t14b and t15."""
+"""Half precision: 1/n is rounded alike for everybody, so that one example less moves all others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_mean_in_float32_is_right() -> None:
     assert isinstance(ended, Bounded), ended
 
 
-# ---- every kind of layer: t14b ------------------------------------------------------------------------------------
+# ---- every kind of layer ------------------------------------------------------------------------------------------
 
 LAYERS = (
     "linear, 64 tokens",
@@ -122,7 +122,7 @@ def of_a_layer(kind: str, how: str, bound: float, autocast: bool, front_door: bo
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "a bfloat16 model"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_half_precision_in_every_kind_of_layer(kind: str, autocast: bool) -> None:
-    """The scalar mean of t14b held at these sizes; it may be refused, as a mean under autocast is."""
+    """A scalar mean holds at these sizes; it may be refused, as a mean under autocast is."""
     for how, bound in (("large", 1.0), ("cancelling", 1e-2)):
         ended = of_a_layer(kind, how, bound, autocast, front_door=False)
         assert isinstance(ended, Bounded | Refused), (how, ended)

@@ -1,4 +1,4 @@
-"""A random stream belongs to one process and one run. From attacks t11, t11b and t11c.
+"""A random stream belongs to one process and one run.
 
 Two releases with the same noise are one without noise: their difference shows the data.
 """

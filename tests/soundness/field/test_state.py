@@ -1,4 +1,4 @@
-"""State that outlives a lot: what one lot leaves behind reaches the next past its bound. From attacks t22 and t22b."""
+"""State that outlives a lot: what one lot leaves behind reaches the next past its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops that others wrote: Hugging Face's models and Trainer, and accelerate. From attacks t02, t19, t20 and t24."""
+"""Loops that others wrote: Hugging Face's models and Trainer, and accelerate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def accelerate() -> Any:
     return pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 
-# ---- models that compute their loss: t02 --------------------------------------------------------------------------
+# ---- models that compute their loss -------------------------------------------------------------------------------
 
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -103,7 +103,7 @@ def test_a_classifiers_own_loss_is_not_refused(transformers: Any) -> None:
     assert isinstance(ended, Bounded), ended
 
 
-# ---- BatchEncoding: t24 -------------------------------------------------------------------------------------------
+# ---- BatchEncoding ------------------------------------------------------------------------------------------------
 
 
 class Normalised(nn.Module):
@@ -130,7 +130,7 @@ def test_a_batch_encoding_is_looked_into(mixing: bool, transformers: Any) -> Non
     assert isinstance(ended, (Refused | NoNumber) if mixing else Bounded), ended
 
 
-# ---- Trainer: t20 -------------------------------------------------------------------------------------------------
+# ---- Trainer ------------------------------------------------------------------------------------------------------
 
 
 def in_trainer(transformers: Any, folder: Path) -> Callable[[World], None]:
@@ -187,7 +187,7 @@ def test_trainers_mean_over_words_is_refused(transformers: Any, accelerate: Any,
     assert isinstance(ended, Refused | NoNumber), ended
 
 
-# ---- accelerate: t19 ----------------------------------------------------------------------------------------------
+# ---- accelerate ---------------------------------------------------------------------------------------------------
 
 
 def accelerated(

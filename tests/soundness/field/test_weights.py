@@ -1,5 +1,4 @@
-"""Gradients that reach weights past the engine, and weights that came after it. From attacks t03, t03b, t06, t07, t27
-and t33."""
+"""Gradients that reach weights past the engine, and weights that came after it."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from soundness.field.stand import (
     run,
 )
 
-# ---- weights that meet data outside of a module's call: t03, t03b --------------------------------------------------
+# ---- weights that meet data outside of a module's call ------------------------------------------------------------
 
 
 class Prototypes(nn.Module):
@@ -150,7 +149,7 @@ def test_the_same_models_called_are_right(make: type[nn.Module]) -> None:
 
 
 def test_a_gradient_that_the_loop_sets_is_refused() -> None:
-    """t07: parameter.grad = ..., computed elsewhere."""
+    """parameter.grad = ..., computed elsewhere."""
 
     def loop(world: World) -> None:
         for inputs, wanted in world.loader:
@@ -166,7 +165,7 @@ def test_a_gradient_that_the_loop_sets_is_refused() -> None:
     assert isinstance(ended.error, TrainingLoopError), ended
 
 
-# ---- penalties on the weights: t06, t27 ---------------------------------------------------------------------------
+# ---- penalties on the weights -------------------------------------------------------------------------------------
 
 
 def line() -> nn.Module:
@@ -211,7 +210,7 @@ def test_a_penalty_that_counts_once_a_piece_is_refused(loop: Callable[[World], N
 
 
 def test_a_penalty_in_the_loss_is_right_or_refused() -> None:
-    """The control of t06: zero_grad before each batch leaves the last piece's penalty only."""
+    """Control: zero_grad before each batch leaves the last piece's penalty only."""
 
     def scaled(world: World) -> None:
         # What stands in .grad beside the release is the penalty's own gradient, times the lot as they differ in size.
@@ -252,7 +251,7 @@ def replaced(model: Any, loss: Any, **given: Any) -> End:
 
 
 def test_a_penalty_that_holds_data_is_refused() -> None:
-    """t27: its weight follows the loss."""
+    """Its weight follows the loss."""
 
     def adaptive(model: Any, batch: Any) -> Tensor:
         loss = functional.cross_entropy(model(batch[0]), batch[1])
@@ -263,7 +262,7 @@ def test_a_penalty_that_holds_data_is_refused() -> None:
     assert isinstance(ended.error, TrainingLoopError), ended
 
 
-# ---- a part that is not private: t27 ------------------------------------------------------------------------------
+# ---- a part that is not private -----------------------------------------------------------------------------------
 
 
 def beside_a_plain_head(front_door: bool, learns: bool = True, **given: Any) -> End:
@@ -311,7 +310,7 @@ def test_a_frozen_head_is_right(front_door: bool) -> None:
     assert isinstance(ended, Bounded), ended
 
 
-# ---- weights that came later: t07 ---------------------------------------------------------------------------------
+# ---- weights that came later --------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -472,7 +471,7 @@ def test_a_plain_optimizer_beside_the_private_one_moves_nothing() -> None:
         assert effects(*worlds) == [0.0]
 
 
-# ---- parts that two private models share: t33 ---------------------------------------------------------------------
+# ---- parts that two private models share --------------------------------------------------------------------------
 
 
 class Task(nn.Module):

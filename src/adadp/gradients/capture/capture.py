@@ -193,7 +193,7 @@ class Capture:
             return None
         try:
             if self._observed is not None:
-                # A packed sequence is ordered by its examples' lengths: its rows are nobody's in particular.
+                # A PackedSequence is sorted by length, so its rows cannot be assigned to examples.
                 parts = tree_leaves(output, is_leaf=lambda part: isinstance(part, PackedSequence))
                 leaves = [leaf for leaf in parts if isinstance(leaf, Tensor)]
                 self._observed.outputs.append((self.module_name(module), [leaf.detach().clone() for leaf in leaves]))

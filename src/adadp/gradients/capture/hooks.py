@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 
-class Watcher(Protocol):
+class HookTarget(Protocol):
     """What the hooks report to: the capture of one module tree."""
 
     module: nn.Module
@@ -26,11 +26,11 @@ class Watcher(Protocol):
 class Hooks:
     """The two hooks. A copy of a module keeps them, but is not the module that is watched: they do nothing there."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, target: HookTarget) -> None:
+        self._target = target
         # Under torch.compile the hooks are left out of the graph. Elsewhere they are called directly, which is cheaper.
-        self._enter = torch.compiler.disable(watcher.enter)  # type: ignore[no-untyped-call]
-        self._leave = torch.compiler.disable(watcher.leave)  # type: ignore[no-untyped-call]
+        self._enter = torch.compiler.disable(target.enter)  # type: ignore[no-untyped-call]
+        self._leave = torch.compiler.disable(target.leave)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: Any) -> Hooks:
         return self
@@ -40,14 +40,14 @@ class Hooks:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook."""
-        if self._watcher.watches(module):
-            enter = self._enter if torch.compiler.is_dynamo_compiling() else self._watcher.enter
+        if self._target.watches(module):
+            enter = self._enter if torch.compiler.is_dynamo_compiling() else self._target.enter
             enter(module, args, kwargs)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook."""
-        if self._watcher.watches(module):
-            leave = self._leave if torch.compiler.is_dynamo_compiling() else self._watcher.leave
+        if self._target.watches(module):
+            leave = self._leave if torch.compiler.is_dynamo_compiling() else self._target.leave
             return leave(module, args, kwargs, output)
         return None
 
@@ -56,8 +56,8 @@ def copied_from(module: nn.Module) -> nn.Module | None:
     """The watched module that this one is a copy of, according to its hooks, or None."""
     for hook in module._forward_pre_hooks.values():
         owner = getattr(hook, "__self__", None)
-        if isinstance(owner, Hooks) and owner._watcher.module is not module:
-            return owner._watcher.module
+        if isinstance(owner, Hooks) and owner._target.module is not module:
+            return owner._target.module
     return None
 
 

@@ -1,4 +1,4 @@
-"""Where a parameter hangs in a module, and what stands in for it while modules run."""
+"""Replacing a parameter while modules run, so that each use of it is either seen by a layer or refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from torch import Tensor, nn
 
 
 class Slot:
-    """Where one parameter hangs in one module, and what stands in for it while modules run."""
+    """The place of one parameter in one module.
+
+    While modules run, the place holds the alias (detached, for the layer that computes the parameter's gradients) or
+    the sentinel (a leaf whose gradient shows a use that no layer saw).
+    """
 
     def __init__(self, module: nn.Module, attribute: str, parameter: nn.Parameter, name: str) -> None:
         self.module, self.attribute, self.parameter, self.name = module, attribute, parameter, name
@@ -18,7 +22,7 @@ class Slot:
 
     @property
     def replaced(self) -> bool:
-        """Whether something else hangs there than the parameter that is watched, or what stands in for it."""
+        """Whether the place holds another tensor than the parameter, its alias and its sentinel."""
         there = self.module._parameters.get(self.attribute)
         return there is not self.parameter and there is not self.alias and there is not self.sentinel
 

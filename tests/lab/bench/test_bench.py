@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from adadp_lab.bench.models import SIZES
 from adadp_lab.bench.scaling import SWEEPS
+from lab.bench import tiny
 from typer.testing import CliRunner
 
 from adadp.cli import app
-from tests.lab.bench import tiny
 
 QUICK = ["bench", "--device", "cpu", "--rounds", "2", "--models", "mlp", "--against", "sgd"]
 

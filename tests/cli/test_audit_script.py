@@ -1,4 +1,4 @@
-"""`adadp audit --script`, and the fixture."""
+"""`adadp audit --script`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from adadp.cli import app
-from testing import loops
-from testing.loops import rows, trainer
 
 SCRIPT = """
 import torch
@@ -97,9 +95,3 @@ def test_mistakes_are_one_line(script: str, words: list[str], says: str) -> None
     done = command(*[word.format(script) for word in words])
     assert done.exit_code == 2
     assert says in done.output
-
-
-def test_the_fixture_fails_a_false_loop(adadp_influence: Any) -> None:
-    assert adadp_influence(trainer(), rows(), examples=["large"], among="own", lots=3).verdict == "within"
-    with pytest.raises(pytest.fail.Exception, match=r"exceeded|refused"):
-        adadp_influence(trainer(loops.class_weights), rows(), examples=["other class"], among="alike")
