@@ -89,6 +89,7 @@ def test_a_lot_over_capacity_is_split_and_complete() -> None:
         assert len(batch) == loader.current.count == size
         given.setdefault(loader.current.lot, []).extend(batch[: loader.current.real].tolist())
         loader.current.of.added += 1
+        loader.current.of.state = State.RELEASED if loader.current.last else State.OPENED
     assert [given[number] for number in sorted(given)] == [[float(i) for i in lot] for lot in lots]
     assert any(not lot for lot in lots)  # an empty one too
     loader.max_physical_batch_size = 3
@@ -97,6 +98,8 @@ def test_a_lot_over_capacity_is_split_and_complete() -> None:
         assert len(batch) == 3
         total += loader.current.real  # type: ignore[union-attr, operator]
         loader.current.of.added += 1  # type: ignore[union-attr]
+        if loader.current.last:  # type: ignore[union-attr]
+            loader.current.of.state = State.RELEASED  # type: ignore[union-attr]
     assert total > 300
 
 

@@ -168,6 +168,8 @@ def stepped(private: PrivateLoader) -> Iterator[Any]:
     for batch in private:
         yield batch
         private.current.of.added = private.current.index + 1
+        if private.current.last:
+            private.current.of.state = State.RELEASED
 
 
 def lots_of(private: PrivateLoader, epochs: int = 1) -> list[list[int]]:

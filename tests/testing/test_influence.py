@@ -60,6 +60,7 @@ FALSE: dict[str, tuple[Any, Any, str, str]] = {
 
 
 REFUSED = {"skipped batches", "one index several times"}
+NO_NUMBER = {"an epoch ends with a loss"}  # the engine sees that the lot was left after it was worked on
 
 
 @pytest.fixture
@@ -74,7 +75,8 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loop_whose_epsilon_is_false_is_found(name: str) -> None:
     train, data, example, among = FALSE[name]
     found = influence(train, data, examples=[example], among=among)
-    assert found.verdict == ("refused" if name in REFUSED else "exceeded"), str(found)
+    expected = "refused" if name in REFUSED else "no number" if name in NO_NUMBER else "exceeded"
+    assert found.verdict == expected, str(found)
     if found.exceeded:
         assert found.value > 1.001
         assert found.epsilon is not None  # which is the point: the engine would have printed it

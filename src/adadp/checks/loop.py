@@ -102,7 +102,7 @@ class LoopRules:
             self._note_touched()
             self._trial.handed_out()
         if torch.is_grad_enabled():
-            self._lots.trained_on = part.of
+            self._lots.trained_on = part
         self._lots.refuse_other_batches(tree_leaves((args, kwargs)))
         self._trial.before_call(module, args, kwargs, part)
 

@@ -143,7 +143,7 @@ class Lots:
         self.next = 0  # the number of the lot that will be opened next
         self.abandoned: Counter[str] = Counter()  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
-        self.trained_on: Lot | None = None  # the lot for which the module was last called with gradients on
+        self.trained_on: Microbatch | None = None  # for which the module was last called with gradients on
         self._holder: object = None  # the iteration that handed out `current`
         self._handed: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
@@ -189,10 +189,12 @@ class Lots:
     def _leave(self) -> None:
         """A new iteration of the loader begins while a batch of an earlier one is out: that lot is not released."""
         assert self.current is not None
-        self.current.of.drop(State.LEFT)
         self.abandoned["lots"] += 1
         # An interactive session keeps what ended its last command. Its user's own interruption is like a break.
-        if self.trained_on is self.current.of and getattr(sys, "last_type", None) is not KeyboardInterrupt:
+        between_pieces = self.current.done and not self.current.last
+        interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
+        self.current.of.drop(State.LEFT)
+        if self.trained_on is self.current and not between_pieces and not interrupted:
             self.note(
                 reasons=[
                     "a lot was left after the model had been trained on a batch of it, without optimizer.step() (an "
