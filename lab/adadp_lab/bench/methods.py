@@ -41,7 +41,8 @@ def open_lot(loader: PrivateLoader, count: int) -> None:
 
     They were not drawn, so no epsilon holds for such a run.
     """
-    loader.lots.note(reasons=["the benchmark gave rows that the loader did not draw"])
+    if loader.lots.current is None:  # once is enough
+        loader.lots.note(reasons=["the benchmark gave rows that the loader did not draw"])
     loader.lots.hand_out(Microbatch(Lot(loader.lots.next), 0, True, count, count, count))
 
 
