@@ -95,6 +95,7 @@ class Contender:
             if self.step.unrecorded is not None:
                 self._step = replace(self.step, run=self.step.unrecorded, unrecorded=None)
                 release()
+                self.step.run()  # a trial may be due, and takes memory of its own
             found.append(peak_mib(self.step.run, self.step.clear, device))
 
         self._guarded(work)
