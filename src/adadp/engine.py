@@ -22,7 +22,7 @@ from adadp.accounting.events import Gaussian, Neighbours
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.run import Run
-from adadp.accounting.target import noise_for_target
+from adadp.accounting.target_noise import noise_for_target
 from adadp.checks.assumptions import REFUSED, standing, untried_at_start, untried_before
 from adadp.checks.setup import as_float, check_training
 from adadp.checks.trial import Trial

@@ -19,7 +19,7 @@ from adadp.errors import ConfigurationError
 from adadp_lab.bench import machine
 from adadp_lab.bench.clock import milliseconds, peak_mib, release
 from adadp_lab.bench.goals import judge
-from adadp_lab.bench.methods import EVERY, METHODS, OURS, Step, Task
+from adadp_lab.bench.methods import EVERY, METHODS, OURS, BenchTask, TimedStep
 from adadp_lab.bench.models import MODELS, SIZES, Sizes, build
 
 PEERS = tuple(dict.fromkeys(method.peer for method in METHODS.values() if method.peer))
@@ -55,7 +55,7 @@ class Contender:
     def __init__(self, method: str, clipping: str) -> None:
         self.method, self.clipping = method, clipping
         self.error: str | None = None
-        self._step: Step | None = None
+        self._step: TimedStep | None = None
 
     def make(
         self, model: str, sizes: Sizes, seed: int, device: torch.device, *, probes: int | None = None, warm: int = 3
@@ -63,14 +63,14 @@ class Contender:
         """Make the step and take `warm` of them, which do not count."""
 
         def work() -> None:
-            self._step = METHODS[self.method].make(Task(*build(model, sizes, seed, device), self.clipping, probes))
+            self._step = METHODS[self.method].make(BenchTask(*build(model, sizes, seed, device), self.clipping, probes))
             for _ in range(warm):
                 self._step.run()
 
         self._guarded(work)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> TimedStep:
         """The step, made."""
         assert self._step is not None
         return self._step

@@ -86,7 +86,7 @@ CONVOLUTIONS = {
 
 
 @dataclass
-class Work:
+class Workload:
     """One kernel at one size."""
 
     name: str
@@ -116,14 +116,14 @@ class Work:
         return 1e3 * max(arithmetic, self.moved / rates["copy"])
 
 
-def works(device: torch.device) -> Iterator[Work]:
+def works(device: torch.device) -> Iterator[Workload]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, device=device)
 
     for size, (rows, columns, n) in VECTORS[device.type].items():
         outputs, inputs, bound = draw(n, rows), draw(n, columns), draw(rows, columns).abs()
         for moments in (False, True):
-            yield Work(
+            yield Workload(
                 "outer clamped" + moments * " + moments", size, "outer_clamped", (outputs, inputs, bound),
                 {"moments": moments}, lambda b=outputs, a=inputs: b.T @ a,  # type: ignore[misc]
                 (4 + 2 * moments) * n * rows * columns,
@@ -131,7 +131,7 @@ def works(device: torch.device) -> Iterator[Work]:
             )  # fmt: skip
         pairs = [(outputs, inputs), (outputs, None)]  # of a weight and its bias
         if device.type == "cpu":
-            yield Work(
+            yield Workload(
                 "outer norms", size, "outer_norms", (pairs, 1e32), {},
                 lambda b=outputs, a=inputs: b.norm(dim=1) * a.norm(dim=1),  # type: ignore[misc]
                 2.0 * (outputs.numel() + inputs.numel()), 4 * (outputs.numel() + inputs.numel()), "float32",
@@ -174,44 +174,46 @@ def works(device: torch.device) -> Iterator[Work]:
             return tensor * weights.unsqueeze(1)
 
         read = 4 * tensor.numel()
-        yield Work("row norms", size, "row_norms", (tensor,), {}, norms, 2.0 * tensor.numel(), read, "float32")
+        yield Workload("row norms", size, "row_norms", (tensor,), {}, norms, 2.0 * tensor.numel(), read, "float32")
         moved = 2 * read - read * len(weights[::3]) // len(weights)  # what has no weight need not be read
         for function in ("weighted", "kept"):
-            yield Work(function, size, function, (tensor, weights), {}, times, 1.0 * tensor.numel(), moved, "float32")
+            yield Workload(
+                function, size, function, (tensor, weights), {}, times, 1.0 * tensor.numel(), moved, "float32"
+            )
 
 
 def _of_products(
     kind: str, size: str, factors: tuple[Any, ...], bound: Tensor, ordinary: Callable[[], Tensor], places: int
-) -> Iterator[Work]:
+) -> Iterator[Workload]:
     operations = 2.0 * len(factors[0]) * places * bound.numel()
     moved = 4 * sum(factor.numel() for factor in factors if isinstance(factor, Tensor))
     weight = 4 * bound.numel()
     for moments in (False, True):
-        yield Work(f"{kind} clamped" + moments * " + moments", size, f"{kind}_clamped", (*factors, bound),
+        yield Workload(f"{kind} clamped" + moments * " + moments", size, f"{kind}_clamped", (*factors, bound),
                    {"moments": moments}, ordinary, operations, moved + (2 + moments) * weight, "matrix")  # fmt: skip
     for scale in (None, bound):
         read = 0 if scale is None else weight
-        yield Work(f"{kind} norms" + (scale is not None) * " scaled", size, f"{kind}_norms", factors,
+        yield Workload(f"{kind} norms" + (scale is not None) * " scaled", size, f"{kind}_norms", factors,
                    {"scale": scale}, ordinary, operations, moved + read, "matrix")  # fmt: skip
 
 
 def _of_halves(
     size: str, outputs: Tensor, inputs: Tensor, bound: Tensor, ordinary: Callable[[], Tensor]
-) -> Iterator[Work]:
+) -> Iterator[Workload]:
     lengths = [reference.row_norms(factor.flatten(1)) for factor in (outputs, inputs)]
-    yield Work("halves", size, "halves", (outputs, lengths[0]), {}, lambda: outputs.half(), 2.0 * outputs.numel(),
+    yield Workload("halves", size, "halves", (outputs, lengths[0]), {}, lambda: outputs.half(), 2.0 * outputs.numel(),
                6 * outputs.numel(), "float32")  # fmt: skip
     factors = [kernel("halves", outputs)(*pair) for pair in zip((outputs, inputs), lengths, strict=True)]
     operations = 2.0 * outputs.numel() * inputs.shape[2]
     moved, weight = 2 * (outputs.numel() + inputs.numel()), 4 * bound.numel()
     keep = torch.ones(len(outputs), dtype=torch.bool, device=outputs.device)
     for scale in (None, bound):
-        yield Work("halves bounds" + (scale is not None) * " scaled", size, "halves_bounds", (*factors, 1e-4),
+        yield Workload("halves bounds" + (scale is not None) * " scaled", size, "halves_bounds", (*factors, 1e-4),
                    {"scale": scale}, ordinary, operations, moved + (scale is not None) * weight, "half")  # fmt: skip
-    yield Work("halves sum", size, "halves_sum", (*factors, keep.double(), keep), {}, ordinary, operations,
+    yield Workload("halves sum", size, "halves_sum", (*factors, keep.double(), keep), {}, ordinary, operations,
                moved + weight, "half")  # fmt: skip
     for moments in (False, True):
-        yield Work("halves clamped" + moments * " + moments", size, "halves_clamped", (*factors, 1.0, keep, bound),
+        yield Workload("halves clamped" + moments * " + moments", size, "halves_clamped", (*factors, 1.0, keep, bound),
                    {"moments": moments}, ordinary, operations, moved + (2 + moments) * weight, "half")  # fmt: skip
 
 
@@ -262,7 +264,7 @@ def measured_rates(device: torch.device) -> dict[str, float]:
     return rates
 
 
-def checked(work: Work, function: Callable[..., Any], exact: list[Tensor]) -> tuple[float, bool]:
+def checked(work: Workload, function: Callable[..., Any], exact: list[Tensor]) -> tuple[float, bool]:
     """The largest relative error, and whether a second call gave the same bits. What is not written shows as NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills fresh memory with NaN
     try:
@@ -274,7 +276,7 @@ def checked(work: Work, function: Callable[..., Any], exact: list[Tensor]) -> tu
     return worst, all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
 
 
-def measure(work: Work, rates: dict[str, float], device: torch.device) -> Iterator[dict[str, Any]]:
+def measure(work: Workload, rates: dict[str, float], device: torch.device) -> Iterator[dict[str, Any]]:
     plain = getattr(reference, work.function)
     chosen = kernel(work.function, _tensor_in(work.arguments))
     exact = work.call(plain, exact=True)
@@ -303,7 +305,7 @@ def _tensor_in(argument: Any) -> Tensor:
     return argument if isinstance(argument, Tensor) else _tensor_in(argument[0])
 
 
-def tuned(work: Work, device: torch.device) -> Iterator[tuple[float, str]]:
+def tuned(work: Workload, device: torch.device) -> Iterator[tuple[float, str]]:
     """The time of every choice of tiles, and what it was."""
     from adadp.gradients.kernels import triton_outer, triton_products, triton_rows
 
@@ -331,11 +333,11 @@ def tuned(work: Work, device: torch.device) -> Iterator[tuple[float, str]]:
             (64, 128, 32, 8, 4), (64, 256, 32, 8, 3), (64, 32, 32, 4, 4), (32, 128, 32, 4, 3), (32, 64, 32, 4, 3),
             (16, 128, 32, 4, 3), (16, 64, 32, 4, 3), (16, 32, 32, 4, 4),
         ):  # fmt: skip
-            blocks = triton_products.Blocks(*sizes)
+            blocks = triton_products.TileBlocks(*sizes)
             if blocks.rows >= 2 * max(16, outputs.shape[1]):
                 continue
 
-            def call(blocks: triton_products.Blocks = blocks, padded: bool = padded) -> Any:
+            def call(blocks: triton_products.TileBlocks = blocks, padded: bool = padded) -> Any:
                 a, to = (F.pad(inputs, [way.padding[0]] * 4), replace(way, padding=(0, 0))) if padded else (inputs, way)
                 operands = triton_products.convolution_operands(outputs, a, to)
                 if work.function.endswith("norms"):

@@ -47,7 +47,7 @@ def open_lot(loader: PrivateLoader, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """A whole training step, from `zero_grad` to the optimizer's. `clear` is its `zero_grad` alone.
 
     `refresh` makes the next run learn its shape anew from `probes` examples, which makes it and perhaps runs after it
@@ -64,7 +64,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchTask:
     """What a step is made for. `probes` is the number of synthetic examples of a refresh, None for the default."""
 
     module: nn.Module
@@ -92,7 +92,7 @@ class Task:
         return DataLoader(TensorDataset(self.inputs, self.targets), batch_size=len(self.inputs))
 
 
-def plain(task: Task) -> Step:
+def plain(task: BenchTask) -> TimedStep:
     """No privacy."""
     optimizer = task.optimizer()
 
@@ -101,10 +101,10 @@ def plain(task: Task) -> Step:
         task.loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return Step(run, optimizer.zero_grad)
+    return TimedStep(run, optimizer.zero_grad)
 
 
-def plain_replayed(task: Task) -> Step:
+def plain_replayed(task: BenchTask) -> TimedStep:
     """No privacy, and the step recorded as a CUDA graph: what is fair to compare replayed steps with."""
     ordinary = plain(task)
     for _ in range(WARM_UP):
@@ -112,10 +112,10 @@ def plain_replayed(task: Task) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ordinary.run()
-    return Step(graph.replay, ordinary.clear, unrecorded=ordinary.run)
+    return TimedStep(graph.replay, ordinary.clear, unrecorded=ordinary.run)
 
 
-def private(task: Task, replayed: bool = False) -> Step:
+def private(task: BenchTask, replayed: bool = False) -> TimedStep:
     """Ours, ordinarily or replayed."""
     lot = len(task.inputs)
     clipping = _clipping(task)
@@ -155,17 +155,17 @@ def private(task: Task, replayed: bool = False) -> Step:
     if replayed:
         ordinarily()  # losses that a loop differentiates itself are tried at their first
     if not isinstance(clipping, Ellipsoid):
-        return Step(run, optimizer.zero_grad, unrecorded=unrecorded)
+        return TimedStep(run, optimizer.zero_grad, unrecorded=unrecorded)
     source = clipping.source
     assert isinstance(source, Probe)
 
     def refresh() -> None:
         source.step = -1  # the first lot of a source is one with a refresh, and no other comes by itself
 
-    return Step(run, optimizer.zero_grad, refresh, source.count, 1 + WARM_UP if replayed else 1, unrecorded)
+    return TimedStep(run, optimizer.zero_grad, refresh, source.count, 1 + WARM_UP if replayed else 1, unrecorded)
 
 
-def _clipping(task: Task) -> Clipping:
+def _clipping(task: BenchTask) -> Clipping:
     if task.clipping == "flat":
         return Flat(1.0)
     if task.clipping == "local":
@@ -189,7 +189,7 @@ def _like(inputs: Tensor) -> Callable[[int, torch.Generator], Tensor]:
     return make
 
 
-def opacus(mode: str, task: Task) -> Step:
+def opacus(mode: str, task: BenchTask) -> TimedStep:
     """The peer, in one of its modes."""
     from opacus import PrivacyEngine as Peer
 
@@ -211,14 +211,14 @@ def opacus(mode: str, task: Task) -> Step:
         criterion(module(task.inputs), task.targets).backward()
         optimizer.step()
 
-    return Step(run, optimizer.zero_grad)
+    return TimedStep(run, optimizer.zero_grad)
 
 
 @dataclass(frozen=True)
 class Method:
     """How a step is made, with which clippings, and what it is compared as (`--against`; "" for our own)."""
 
-    make: Callable[[Task], Step]
+    make: Callable[[BenchTask], TimedStep]
     clippings: tuple[str, ...]
     peer: str = ""
     only_on: str = ""

@@ -16,7 +16,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from adadp_lab.bench.machine import device_for, settings
-from adadp_lab.bench.methods import METHODS, Task
+from adadp_lab.bench.methods import METHODS, BenchTask
 from adadp_lab.bench.models import SIZES, build
 
 TURNS = 2
@@ -24,7 +24,7 @@ TURNS = 2
 
 def profile(model: str, clipping: str, device: torch.device, rows: int) -> None:
     method = "sgd" if clipping == "none" else "adadp"
-    step = METHODS[method].make(Task(*build(model, SIZES[device.type][model], 0, device), clipping, None)).run
+    step = METHODS[method].make(BenchTask(*build(model, SIZES[device.type][model], 0, device), clipping, None)).run
     for _ in range(4):
         step()
     kinds = [torch.profiler.ProfilerActivity.CPU]

@@ -25,7 +25,7 @@ from adadp.checks.trial import Trial
 from adadp.engine import PrivacyEngine
 from adadp.mechanism.replay import TrainingStep
 from adadp_lab.bench.machine import versions
-from adadp_lab.bench.methods import Task, open_lot
+from adadp_lab.bench.methods import BenchTask, open_lot
 from adadp_lab.bench.models import MODELS, SIZES, build
 from adadp_lab.report.records import write_json
 
@@ -69,7 +69,7 @@ class Inside:
 
 def measured(name: str, device: torch.device, replayed: bool, rounds: int) -> dict[str, float]:
     module, inputs, targets = build(name, SIZES[device.type][name], 0, device)
-    task = Task(module, inputs, targets, "flat")
+    task = BenchTask(module, inputs, targets, "flat")
     lot = len(inputs)
 
     engine = PrivacyEngine(seed=0)

@@ -22,7 +22,7 @@ from torch import Tensor
 from adadp.models.pretraining import RECIPES
 from adadp_lab.paper.item import Item, Job, Options, Record, Report
 from adadp_lab.paper.learning import train
-from adadp_lab.paper.records import Records
+from adadp_lab.paper.paper_records import Records
 from adadp_lab.paper.runner import run
 from adadp_lab.paper.table1 import DELTA
 from adadp_lab.paper.tasks import prepare

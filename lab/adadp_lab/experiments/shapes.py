@@ -54,7 +54,7 @@ HELD_OUT = 10_000
 
 
 @dataclass(frozen=True)
-class Task:
+class ShapeTask:
     """What is trained. `bound` is the clipping bound C, the same for every method."""
 
     dataset: str
@@ -67,10 +67,10 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ShapeSetting:
     """One run."""
 
-    task: Task
+    task: ShapeTask
     method: str
     rate: float
     seed: int
@@ -120,21 +120,21 @@ def methods(bound: float, pink: Maker, blobs: Maker, public: list[Tensor]) -> di
 MAIN = ("flat (DPSGD)", "Kronecker (1/4, 0), probes", "Kronecker (1/4, 1/4), probes")
 
 
-def tasks(quick: bool) -> list[Task]:
+def tasks(quick: bool) -> list[ShapeTask]:
     cnn = [
-        Task(dataset, "tanh-cnn", epsilon, 2048, 1200, 0.1)
+        ShapeTask(dataset, "tanh-cnn", epsilon, 2048, 1200, 0.1)
         for dataset in ("mnist", "fashion-mnist")
         for epsilon in (0.5, 1.0, 3.0)
     ]
     paper = [
-        Task(dataset, "paper", epsilon, 600, 1600, 0.5, pca_noise)
+        ShapeTask(dataset, "paper", epsilon, 600, 1600, 0.5, pca_noise)
         for dataset in ("mnist", "fashion-mnist")
         for epsilon, pca_noise in ((0.5, 16.0), (1.0, 8.0), (3.0, 4.0))
     ]
     return [replace(cnn[1], steps=20), replace(paper[1], steps=20)] if quick else cnn + paper
 
 
-def noise_for(task: Task, examples: int) -> float:
+def noise_for(task: ShapeTask, examples: int) -> float:
     """The noise multiplier for which the whole run, DP-PCA included, has the task's epsilon."""
     fixed: list[tuple[Event, int]] = [] if task.pca_noise is None else [(Gaussian(task.pca_noise), 1)]
     rate = task.lot / examples
@@ -143,7 +143,7 @@ def noise_for(task: Task, examples: int) -> float:
     ).noise_multiplier
 
 
-class Workbench:
+class ShapeWorkbench:
     """A worker's data on its device, loaded once."""
 
     def __init__(self, data: Path, device: str) -> None:
@@ -158,7 +158,7 @@ class Workbench:
             self._cache[name] = tuple(part.to(self.device) for part in parts)  # type: ignore[assignment]
         return self._cache[name]
 
-    def _basis(self, task: Task, setting: Setting, images: Tensor) -> Tensor:
+    def _basis(self, task: ShapeTask, setting: ShapeSetting, images: Tensor) -> Tensor:
         key = (task.dataset, task.pca_noise, setting.seed, setting.tuning)
         if key not in self._bases:
             assert task.pca_noise is not None
@@ -166,7 +166,7 @@ class Workbench:
             self._bases[key] = torch.as_tensor(pca.components_, dtype=torch.float32)
         return self._bases[key]
 
-    def run(self, setting: Setting, noise_multiplier: float) -> dict[str, Any]:
+    def run(self, setting: ShapeSetting, noise_multiplier: float) -> dict[str, Any]:
         task = setting.task
         images, labels, test_images, test_labels = self.dataset(task.dataset)
         other = self.dataset("fashion-mnist" if task.dataset == "mnist" else "mnist")[0][:512]
@@ -232,17 +232,17 @@ def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return right / len(labels)
 
 
-_bench: Workbench | None = None
+_bench: ShapeWorkbench | None = None
 
 
 def _begin(data: Path, device: str) -> None:
     global _bench
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    _bench = Workbench(data, device)
+    _bench = ShapeWorkbench(data, device)
 
 
-def _work(job: tuple[Setting, float]) -> dict[str, Any]:
+def _work(job: tuple[ShapeSetting, float]) -> dict[str, Any]:
     assert _bench is not None
     try:
         return _bench.run(*job)
@@ -267,7 +267,7 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["dataset"], row["model"], row["epsilon"], row["method"]
 
 
-def _settings_key(setting: Setting) -> tuple[Any, ...]:
+def _settings_key(setting: ShapeSetting) -> tuple[Any, ...]:
     return (*_key({**asdict(setting.task), **asdict(setting)}), setting.rate, setting.seed, setting.tuning)
 
 
@@ -375,7 +375,7 @@ def main() -> None:
         single = [task for task in chosen if task.epsilon == 1.0 and task.model == "tanh-cnn"]
         pairs = [(task, method) for task in single for method in every if method not in MAIN]
     tuning = [
-        Setting(task, method, rate, 0, True)
+        ShapeSetting(task, method, rate, 0, True)
         for task, method in pairs
         for rate in (RATES[task.model][:1] if options.quick else RATES[task.model])
         if options.part == "main" or rate <= 4
@@ -390,7 +390,7 @@ def main() -> None:
     context = torch.multiprocessing.get_context("spawn")
     with context.Pool(options.workers, _begin, (options.data, options.device)) as pool:
 
-        def run(settings: list[Setting]) -> None:
+        def run(settings: list[ShapeSetting]) -> None:
             done_before = {(*_key(row), row["rate"], row["seed"], row["tuning"]) for row in rows}
             settings = [s for s in settings if _settings_key(s) not in done_before]
             jobs = [(s, noise[s.task, 60_000 - HELD_OUT if s.tuning else 60_000]) for s in settings]
@@ -409,7 +409,9 @@ def main() -> None:
         run(tuning)
         best = best_rates(rows)
         keys = {(task.dataset, task.model, task.epsilon, method): (task, method) for task, method in pairs}
-        final = [Setting(*keys[key], rate, seed, False) for seed in range(options.seeds) for key, rate in best.items()]
+        final = [
+            ShapeSetting(*keys[key], rate, seed, False) for seed in range(options.seeds) for key, rate in best.items()
+        ]
         if time.time() - started < 60 * options.minutes:
             run(final)
     rows.sort(key=lambda row: (*_key(row), row["tuning"], row["rate"], row["seed"]))

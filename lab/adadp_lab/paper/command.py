@@ -93,7 +93,7 @@ def reproduce(
 
 def _pages(known: dict[str, Item], folder: Path, claims: Path, *, only_check: bool = False) -> None:
     """Draw everything from the records, or say what would be drawn differently."""
-    from adadp_lab.paper.records import Records
+    from adadp_lab.paper.paper_records import Records
     from adadp_lab.paper.render import check, render
 
     if only_check:
@@ -113,7 +113,7 @@ def _pages(known: dict[str, Item], folder: Path, claims: Path, *, only_check: bo
 def _compare(known: dict[str, Item], folder: Path) -> bool:
     """Whether quick runs are the beginning of the full ones that are kept, where there are any."""
     from adadp_lab.paper.agreement import compare
-    from adadp_lab.paper.records import Records
+    from adadp_lab.paper.paper_records import Records
 
     quick, full = Records(folder), Records(Path(FULL))
     found = [line for item in known.values() for line in compare(quick.of(item), full.of(item))]

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from adadp import algorithms
 from adadp_lab.paper import claims_page
 from adadp_lab.paper.item import Finding, Item, Options, Record
-from adadp_lab.paper.records import Records
+from adadp_lab.paper.paper_records import Records
 from adadp_lab.report.figures import save
 
 

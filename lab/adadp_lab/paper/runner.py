@@ -18,7 +18,7 @@ from adadp import models
 from adadp.data import load
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp_lab.paper.item import Item, Job, Options, Record
-from adadp_lab.paper.records import Records
+from adadp_lab.paper.paper_records import Records
 from adadp_lab.paper.workbench import Workbench
 
 

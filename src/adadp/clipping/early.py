@@ -29,7 +29,7 @@ from adadp.shapes.raw import Raw
 from adadp.shapes.source import Source
 
 
-class Step(Protocol):
+class ClampingStep(Protocol):
     """What is needed of `adadp.mechanism.step.PrivateStep`."""
 
     capture: Capture
@@ -45,7 +45,7 @@ class Step(Protocol):
         """Factor from what the backward pass brings to one example's gradient."""
 
 
-def before_pass(step: Step) -> None:
+def before_pass(step: ClampingStep) -> None:
     """Before the model runs on a microbatch: have its gradients clamped as they come, where that is possible."""
     microbatch, clipping = step.capture.tag, step.clipping
     if isinstance(microbatch, Microbatch) and clamps_early(clipping):
@@ -73,7 +73,7 @@ class EarlyClamp:
     kept apart by their number: one whose gradients were taken for another purpose has no effect on the others.
     """
 
-    def __init__(self, step: Step, microbatch: Microbatch, keep: Tensor) -> None:
+    def __init__(self, step: ClampingStep, microbatch: Microbatch, keep: Tensor) -> None:
         self._step, self._microbatch, self._keep = step, microbatch, keep
         self._finite: dict[int, Tensor] = {}
 

@@ -1,7 +1,7 @@
 """The optimizer that the training loop calls: the user's own, which receives private gradients only.
 
 `backward(losses)` differentiates a batch. `step()` adds it to its lot and, with the lot's last batch, releases a
-gradient and lets the user's optimizer step with it. What the loop must not do in between is in `adadp.checks.loop`.
+gradient and lets the user's optimizer step with it. `adadp.checks.loop_rules` has what the loop must not do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.run import Run
-from adadp.checks.loop import LoopRules, mixed_passes
+from adadp.checks.loop_rules import LoopRules, mixed_passes
 from adadp.checks.trial import Trial
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
 from adadp.mechanism.observation import Observer
@@ -236,7 +236,7 @@ class PrivateOptimizer(Optimizer):
             What `closure` returned.
 
         Raises:
-            TrainingLoopError: the loop broke a rule (`adadp.checks.loop`); the message says which, and what to do.
+            TrainingLoopError: the loop broke a rule (`adadp.checks.loop_rules`); the message says what to do.
 
         """
         self.stepped = False

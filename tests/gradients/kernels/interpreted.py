@@ -15,7 +15,7 @@ from triton.runtime import interpreter
 from adadp.gradients.kernels import reference, triton_half_precision, triton_outer, triton_products, triton_rows
 from adadp.gradients.kernels import with_triton as kernels
 from adadp.gradients.kernels.reference import Float16Factor
-from adadp.gradients.kernels.triton_products import Blocks, clamped, convolution_operands, norms
+from adadp.gradients.kernels.triton_products import TileBlocks, clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_splits import most_parts, programs_per_tile, whole
 from adadp.gradients.layers.convolution import Geometry
 
@@ -212,8 +212,10 @@ def test_dense_of_what_is_not_finite() -> None:
     same_sums(found, reference.dense_clamped(gradients, bound, True))
 
 
-@pytest.mark.parametrize("blocks", [Blocks(16, 16, 16, 4, 2), Blocks(32, 16, 32, 4, 2), Blocks(16, 64, 16, 4, 2)])
-def test_tiles_of_any_size(blocks: Blocks) -> None:
+@pytest.mark.parametrize(
+    "blocks", [TileBlocks(16, 16, 16, 4, 2), TileBlocks(32, 16, 32, 4, 2), TileBlocks(16, 64, 16, 4, 2)]
+)
+def test_tiles_of_any_size(blocks: TileBlocks) -> None:
     way = geometry((40, 6, 3, 3), (1, 1), (1, 1), (1, 1))
     outputs, inputs, bound = drawn(3, 40, 7, 5), drawn(3, 6, 7, 5, seed=1), bounds(40, 6, 3, 3)
     operands = convolution_operands(outputs, inputs, way)

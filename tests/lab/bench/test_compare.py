@@ -12,7 +12,7 @@ import torch
 from adadp_lab.bench import clock, compare
 from adadp_lab.bench.compare import NO_OPACUS, Comparison
 from adadp_lab.bench.goals import judge
-from adadp_lab.bench.methods import EVERY, METHODS, OURS, Method, Step, Task, plain
+from adadp_lab.bench.methods import EVERY, METHODS, OURS, BenchTask, Method, TimedStep, plain
 from adadp_lab.bench.models import SIZES, build
 from lab.bench import tiny
 
@@ -63,7 +63,7 @@ def test_a_refresh_is_counted_in(everything: Comparison) -> None:
 
 
 def test_a_step_refreshes_when_asked_and_at_no_other_time() -> None:
-    task = Task(*build("mlp", tiny.SIZES["mlp"], 0, torch.device("cpu")), "ellipsoid-diagonal", probes=4)
+    task = BenchTask(*build("mlp", tiny.SIZES["mlp"], 0, torch.device("cpu")), "ellipsoid-diagonal", probes=4)
     calls = 0
 
     def count(*_: object) -> None:
@@ -93,16 +93,16 @@ def test_the_box_of_local_clipping_is_on() -> None:
         for parameter in module.parameters():
             parameter.zero_()
     targets[: len(targets) // 2], targets[len(targets) // 2 :] = 0, 1
-    METHODS["adadp"].make(Task(module, inputs, targets, "local"))  # some coordinates move: enough
+    METHODS["adadp"].make(BenchTask(module, inputs, targets, "local"))  # some coordinates move: enough
     silent = torch.nn.Linear(3, 1)
     with pytest.raises(RuntimeError, match="box is not on"):
-        METHODS["adadp"].make(Task(silent, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), "local"))
+        METHODS["adadp"].make(BenchTask(silent, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), "local"))
 
 
 def test_a_replayed_step_is_measured_with_what_it_takes_to_record_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"slow": 0}
 
-    def recorded(task: Task) -> Step:
+    def recorded(task: BenchTask) -> TimedStep:
         def run() -> None:
             if state["slow"]:
                 state["slow"] -= 1
@@ -114,7 +114,7 @@ def test_a_replayed_step_is_measured_with_what_it_takes_to_record_it_anew(monkey
         def unrecorded() -> None:
             torch.ones(2**20)
 
-        return Step(run, lambda: None, refresh, 7, unsettled=3, unrecorded=unrecorded)
+        return TimedStep(run, lambda: None, refresh, 7, unsettled=3, unrecorded=unrecorded)
 
     monkeypatch.setitem(METHODS, "adadp-replayed", Method(recorded, ("ellipsoid-diagonal",)))
     found = quick(["mlp"], ["sgd"], ["ellipsoid-diagonal"]).rows[-1]
@@ -126,10 +126,10 @@ def test_a_replayed_step_is_measured_with_what_it_takes_to_record_it_anew(monkey
 
 
 def test_a_failing_method_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(task: Task) -> Step:
+    def refuses(task: BenchTask) -> TimedStep:
         raise NotImplementedError("this model is beyond me\nand more lines")
 
-    def runs_out(task: Task) -> Step:
+    def runs_out(task: BenchTask) -> TimedStep:
         step, taken = plain(task), iter(range(10**9))
 
         def run() -> None:
@@ -137,7 +137,7 @@ def test_a_failing_method_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate everything")
             step.run()
 
-        return Step(run, step.clear)
+        return TimedStep(run, step.clear)
 
     monkeypatch.setitem(METHODS, "refuses", Method(refuses, ("flat",), "sgd"))
     monkeypatch.setitem(METHODS, "runs-out", Method(runs_out, ("flat",), "sgd"))
@@ -153,7 +153,7 @@ def test_a_failing_method_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_sgd_fails_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(task: Task) -> Step:
+    def refuses(task: BenchTask) -> TimedStep:
         raise MemoryError
 
     monkeypatch.setitem(METHODS, "sgd", Method(refuses, ("none",), "sgd"))

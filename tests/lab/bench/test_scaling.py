@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from adadp_lab.bench import plots, scaling
-from adadp_lab.bench.methods import METHODS, Method, Step, Task
+from adadp_lab.bench.methods import METHODS, BenchTask, Method, TimedStep
 from adadp_lab.bench.plots import draw_scaling
 from adadp_lab.bench.report import write_report
 from adadp_lab.bench.scaling import SERIES, Sweep, beyond_sgd, scale, slope
@@ -53,7 +53,7 @@ def test_slope_is_the_exponent(power: float, factor: float) -> None:
 def test_what_does_not_fit_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = METHODS["sgd"].make
 
-    def small_lots_only(task: Task) -> Step:
+    def small_lots_only(task: BenchTask) -> TimedStep:
         if len(task.inputs) > 64:
             raise MemoryError
         return plain(task)
@@ -144,7 +144,7 @@ def test_on_a_gpu_ours_are_replayed_and_sgd_stays_as_it_is() -> None:
 class _Recording:
     """A stand-in: it takes ordinary steps."""
 
-    def __init__(self, ordinary: Step) -> None:
+    def __init__(self, ordinary: TimedStep) -> None:
         self.ordinary, self.played = ordinary, 0
 
     def play(self) -> None:
@@ -165,7 +165,7 @@ def test_recordings_are_measured_one_by_one_and_let_go_before_memory_is(
     played: list[int] = []
 
     def recorded(ordinarily: str) -> Method:
-        def make(task: Task) -> Step:
+        def make(task: BenchTask) -> TimedStep:
             assert not living
             ordinary = METHODS[ordinarily].make(task)
             recording = _Recording(ordinary)
@@ -176,7 +176,7 @@ def test_recordings_are_measured_one_by_one_and_let_go_before_memory_is(
                 assert not living
                 ordinary.run()
 
-            return Step(recording.play, ordinary.clear, unrecorded=unrecorded)
+            return TimedStep(recording.play, ordinary.clear, unrecorded=unrecorded)
 
         return Method(make, METHODS[ordinarily].clippings, only_on="cuda")
 

@@ -12,7 +12,7 @@ from adadp_lab.paper import runner, table1
 from adadp_lab.paper import workbench as benches
 from adadp_lab.paper.feature_scaling import scaled
 from adadp_lab.paper.item import Item, Job, Options, Report
-from adadp_lab.paper.records import Records
+from adadp_lab.paper.paper_records import Records
 from adadp_lab.paper.tasks import prepare
 from adadp_lab.paper.workbench import Workbench
 

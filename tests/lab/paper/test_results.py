@@ -14,7 +14,7 @@ from adadp_lab.paper import agreement, render
 from adadp_lab.paper.claims import CLAIMS
 from adadp_lab.paper.claims_page import collect
 from adadp_lab.paper.item import Options
-from adadp_lab.paper.records import Records
+from adadp_lab.paper.paper_records import Records
 from adadp_lab.paper.runner import run
 from matplotlib.image import imread, imsave
 

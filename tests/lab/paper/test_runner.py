@@ -13,7 +13,7 @@ import pytest
 from adadp_lab import paper as reproduce
 from adadp_lab.paper import runner
 from adadp_lab.paper.item import Item, Job, Options, Report
-from adadp_lab.paper.records import Records
+from adadp_lab.paper.paper_records import Records
 from typer.testing import CliRunner
 
 from adadp.cli import app

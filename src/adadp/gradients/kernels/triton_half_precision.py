@@ -23,7 +23,7 @@ TOKENS = 32  # every example has a multiple of these, the others being zero
 SIDE = 128  # the largest side of a tile
 
 
-class Blocks(NamedTuple):
+class TokenBlocks(NamedTuple):
     """How a program goes through tokens. A tile's sides follow from the matrix (`side`)."""
 
     tokens: int
@@ -32,8 +32,8 @@ class Blocks(NamedTuple):
 
 
 # Measured on an H200, 256 tokens, 768 to 3072 rows and columns. Clamping keeps bounds and squares in registers too.
-MEASURED = Blocks(32, 4, 3)
-CLAMPED = Blocks(32, 8, 4)
+MEASURED = TokenBlocks(32, 4, 3)
+CLAMPED = TokenBlocks(32, 8, 4)
 
 
 @cache
@@ -174,7 +174,7 @@ def _tiles(outputs: Float16Factor, inputs: Float16Factor) -> int:
     return padded(outputs.size) // side(outputs.size) * (padded(inputs.size) // side(inputs.size))
 
 
-def _splits(outputs: Float16Factor, inputs: Float16Factor, blocks: Blocks, sums: int) -> tuple[int, int]:
+def _splits(outputs: Float16Factor, inputs: Float16Factor, blocks: TokenBlocks, sums: int) -> tuple[int, int]:
     """For so many sums of the matrix's size. What was cut is kept too, and in float32 as they are."""
     count, tokens, rows, columns = len(outputs.unit), outputs.values.shape[1], outputs.size, inputs.size
     return programs_per_tile(
@@ -184,7 +184,7 @@ def _splits(outputs: Float16Factor, inputs: Float16Factor, blocks: Blocks, sums:
 
 
 def _launch(
-    outputs: Float16Factor, inputs: Float16Factor, blocks: Blocks, shared: tuple[int, int],
+    outputs: Float16Factor, inputs: Float16Factor, blocks: TokenBlocks, shared: tuple[int, int],
     matrix: Tensor, weights: Tensor, keep: Tensor, sums: Tensor, squares: Tensor, found: Tensor, *, scale: float = 1.0,
     KIND: str, SCALED: bool = False, KEPT: bool = False, MOMENTS: bool = False,
 ) -> None:  # fmt: skip

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OUTSIDE = tl.constexpr(-(2**30))  # of any input: twice this is still a number
 
 
-class Blocks(NamedTuple):
+class TileBlocks(NamedTuple):
     """A tile of the gradient, how many places are loaded at a time, and how a program works on them."""
 
     rows: int
@@ -74,7 +74,7 @@ def convolution_operands(outputs: Tensor, inputs: Tensor, geometry: Geometry, pl
     )  # fmt: skip
 
 
-def product_blocks(rows: int, columns: int, precision: str) -> Blocks:
+def product_blocks(rows: int, columns: int, precision: str) -> TileBlocks:
     """Tiles whose products, sums, squares and bounds all fit in registers.
 
     A row is loaded 16 bytes at a time and a column 4 at a time: tiles are higher than wide. On matrix units there are
@@ -84,11 +84,11 @@ def product_blocks(rows: int, columns: int, precision: str) -> Blocks:
     height = min(128 if precision != "ieee" else 64, max(16, triton.next_power_of_2(rows)))
     width = min(64 if matrix or precision == "ieee" else 128, max(16, triton.next_power_of_2(columns)))
     if matrix and height * width >= 64 * 64:
-        return Blocks(height, width, 32, 8, 4)
-    return Blocks(height, width, 16 if precision == "ieee" else 32, 4, 3)
+        return TileBlocks(height, width, 32, 8, 4)
+    return TileBlocks(height, width, 16 if precision == "ieee" else 32, 4, 3)
 
 
-def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, blocks: Blocks | None = None) -> Sums:
+def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, blocks: TileBlocks | None = None) -> Sums:
     """`sum_n clamp(g_n, +-bound)` and, with `moments`, `sum_n g_n^2`, each of `bound`'s shape."""
     if operands.empty:
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
@@ -101,7 +101,7 @@ def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, bl
     return whole(sums), whole(squares) if moments else None
 
 
-def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Blocks | None = None) -> Tensor:
+def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: TileBlocks | None = None) -> Tensor:
     """|g_n * scale|^2 for each example; [n], float64.
 
     Entries are rounded as the products are, and once more by `scale`; their squares are added in float64, where none of
@@ -119,12 +119,12 @@ def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Bloc
     return found.sum(1)
 
 
-def _tiles(operands: Operands, blocks: Blocks) -> int:
+def _tiles(operands: Operands, blocks: TileBlocks) -> int:
     down, across = triton.cdiv(operands.rows, blocks.rows), triton.cdiv(operands.columns, blocks.columns)
     return int(operands.groups * down * across)
 
 
-def _splits(operands: Operands, blocks: Blocks, part: int = 0) -> tuple[int, int]:
+def _splits(operands: Operands, blocks: TileBlocks, part: int = 0) -> tuple[int, int]:
     tiles, outputs, inputs = _tiles(operands, blocks), operands.outputs, operands.inputs
     kept = math.prod(outputs.shape[1:]) + math.prod(inputs.shape[1:])
     return programs_per_tile(
@@ -133,7 +133,7 @@ def _splits(operands: Operands, blocks: Blocks, part: int = 0) -> tuple[int, int
 
 
 def _launch(
-    operands: Operands, blocks: Blocks, precision: str, splits: int, each: int,
+    operands: Operands, blocks: TileBlocks, precision: str, splits: int, each: int,
     matrix: Tensor, sums: Tensor, squares: Tensor, found: Tensor, **kind: bool,
 ) -> None:  # fmt: skip
     o: Any = operands
