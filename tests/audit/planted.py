@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import Flat, Local, PrivacyEngine, Raw, Released, audit
+from adadp import Ellipsoid, Flat, Local, PrivacyEngine, Released, audit
 from adadp.audit import Setting, Target
 from adadp.gradients import Gradients
 from adadp.mechanism.step import PrivateStep
@@ -48,7 +48,15 @@ class NoRootOfCoordinates(Local):
         return {name: scale * bound for name, bound in self.bounds.items()}
 
 
-class RawCalledSound(Raw):
+class LocalCalledSound(Local):
+    """The paper's clipping with its raw E', which says nothing of it."""
+
+    reasons = ()
+
+
+class EllipsoidCalledSound(Ellipsoid):
+    """A shape from raw gradients that says nothing of it."""
+
     reasons = ()
 
 
@@ -177,7 +185,7 @@ PLANTED: Mapping[str, Callable[[], Target]] = {
     "shuffled batches accounted as Poisson": lambda: replace(
         audit.for_clipping(lambda task: Flat(1.0), epsilon=EPSILON, setting=SAMPLED), engine=EngineThatShuffles
     ),
-    "E' from raw gradients": lambda: _clipping(lambda: Local(1.0, threshold=0.0, source=RawCalledSound())),
+    "E' from raw gradients": lambda: _clipping(lambda: LocalCalledSound(1.0, threshold=0.0)),
     "one layer left out of the clipping norm": lambda: _clipping(lambda: OneLayerForgotten(1.0)),
     "microbatches noised separately and averaged": lambda: _flat(
         step_class=NoisedMicrobatches, max_physical_batch_size=4

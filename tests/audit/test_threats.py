@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadp import Ellipsoid, Flat, Kronecker, Released, algorithms, audit
+from adadp import Ellipsoid, Flat, Kronecker, Raw, Released, algorithms, audit
 from adadp.accounting.ledger import Ledger
 from adadp.algorithms.search import SearchStep
 from adadp.audit import Examples, ExampleThreat, GradientThreat, PreprocessingThreat, Setting, report
@@ -20,7 +20,7 @@ from adadp.preprocessing import pca
 from adadp.randomness import Randomness
 from adadp.sampling.schemes import Poisson
 from adadp.shapes import Source
-from audit.planted import ClippedAfterAveraging, HalfTheNoise, RawCalledSound
+from audit.planted import ClippedAfterAveraging, EllipsoidCalledSound, HalfTheNoise
 from audit.sound import make
 
 SETTING = Setting(steps=4)
@@ -68,10 +68,10 @@ def test_the_auditor_is_kept_from_what_raw_gradients_made() -> None:
 
 @pytest.mark.slow
 def test_a_shape_that_leaks_is_found() -> None:
-    def shaped(source: Source) -> Ellipsoid:
-        return Ellipsoid(1.0, shape=Kronecker(0.25, -0.25), source=source)
+    def shaped(source: Source, kind: type[Ellipsoid] = Ellipsoid) -> Ellipsoid:
+        return kind(1.0, shape=Kronecker(0.25, -0.25), source=source)
 
-    leaking = audit.for_clipping(lambda task: shaped(RawCalledSound()), epsilon=2.0, setting=SETTING)
+    leaking = audit.for_clipping(lambda task: shaped(Raw(), EllipsoidCalledSound), epsilon=2.0, setting=SETTING)
     threat = GradientThreat(leaking, names=("steering",))
     assert audit.audit(leaking, threat=threat, trials=150, seed=1).verdict == "violated"
     released = audit.for_clipping(lambda task: shaped(Released()), epsilon=2.0, setting=SETTING)

@@ -139,7 +139,8 @@ def test_a_kind_is_found_once_it_is_registered(monkeypatch: pytest.MonkeyPatch) 
         def forward(self, input: Tensor) -> Tensor:
             return input * self.weight
 
-    monkeypatch.setitem(_REGISTER, Scale, None)  # and taken out again afterwards
+    monkeypatch.setitem(_REGISTER, Scale, None)  # so that it is taken out again afterwards
+    del _REGISTER[Scale]
 
     @supports(Scale)
     class ScaleLayer(Layer):

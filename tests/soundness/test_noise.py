@@ -11,6 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from adadp import Ellipsoid, Flat, Kronecker, Released
+from adadp.clipping.base import settings_of
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, State
 from soundness.stand import CLIPPINGS, WORLDS, Stand
@@ -39,7 +40,7 @@ def standardised(stand: Stand, monkeypatch: pytest.MonkeyPatch, draws: int = DRA
 
     monkeypatch.setattr(stand.clipping, "release", keep)
     for _ in range(draws):
-        stand.step.release(Lot(0, State.FILLED, sums=dict(still)))
+        stand.step.release(Lot(0, State.FILLED, sums=dict(still), settings=settings_of(stand.clipping)))
     return torch.stack(rows).numpy()
 
 
