@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,32 @@ from adadp.checks.trial_runs import LossRuns, TrialRuns
 from adadp.checks.whole_batch import refuse_whole
 from adadp.errors import PrivacyError
 from adadp.gradients import Capture
+from adadp.gradients.capture.capture import UnruledError
+from adadp.gradients.capture.readings import UnlearntError
 from adadp.out_of_memory import out_of_memory
+
+
+Result = TypeVar("Result")
+
+
+def learnt(runs: TrialRuns, attempt: Callable[[], Result]) -> Result:
+    """The attempt's result. Where it meets something whose examples are not known, they are learnt and it is repeated.
+
+    What has no rule goes through torch.func from then on, with a warning.
+    """
+    learn = False
+    while True:
+        try:
+            if learn:
+                runs.learn()
+            return attempt()
+        except UnlearntError:
+            if learn:
+                raise
+            learn = True
+        except UnruledError as error:
+            runs.capture.send_through_func(error)
+            learn = False
 
 
 class Cascade:
@@ -50,13 +76,17 @@ class Cascade:
         runs = TrialRuns(self._capture, module, arguments, self._trial)
         if synthetic_first:
             self._refuse_synthetic(runs)
-        short = ShortTrial(runs, self._dimensions)
-        decided, places = short.passes(), short.places
-        if not decided:
-            long = ModuleTrial(runs, self._dimensions, self._mean)
-            decided, places = long.conclusive(), long.places
-        refuse_whole(self._limited(runs), places)
-        return decided
+
+        def attempt() -> bool:
+            short = ShortTrial(runs, self._dimensions)
+            decided, places = short.passes(), short.places
+            if not decided:
+                long = ModuleTrial(runs, self._dimensions, self._mean)
+                decided, places = long.conclusive(), long.places
+            refuse_whole(self._limited(runs), places)
+            return decided
+
+        return learnt(runs, attempt)
 
     def of_loss(
         self, loss: Callable[..., Tensor], arguments: Arguments, lengths: Padded | None, *, synthetic_first: bool
@@ -65,22 +95,30 @@ class Cascade:
         runs = LossRuns(self._capture, loss, arguments, self._trial)
         if synthetic_first:
             self._refuse_synthetic(runs)
-        if lengths is None and ShortTrial(runs, self._dimensions).passes():
-            refuse_whole(self._limited(runs), [ExampleAxis(0)])
-            return True
-        long = LossTrial(runs, self._mean)
-        long.refuse(lengths)
-        if not long.scalar:
-            refuse_whole(self._limited(runs), [ExampleAxis(0)])
-        else:
-            self._refuse_whole_scalar(runs)
-        return False
+
+        def attempt() -> bool:
+            if lengths is None and ShortTrial(runs, self._dimensions).passes():
+                refuse_whole(self._limited(runs), [ExampleAxis(0)])
+                return True
+            long = LossTrial(runs, self._mean)
+            long.refuse(lengths)
+            if not long.scalar:
+                refuse_whole(self._limited(runs), [ExampleAxis(0)])
+            else:
+                self._refuse_whole_scalar(runs)
+            return False
+
+        return learnt(runs, attempt)
 
     def recorded(self, loss: Callable[..., Tensor], arguments: Arguments) -> None:
         """Raise where a loss mixes the rows of the batch on which a CUDA graph of it is about to be recorded."""
         runs = LossRuns(self._capture, loss, arguments, self._trial)
-        if not refuse_whole(self._limited(runs), [ExampleAxis(0)]):
-            self._refuse_whole_scalar(runs)
+
+        def attempt() -> None:
+            if not refuse_whole(self._limited(runs), [ExampleAxis(0)]):
+                self._refuse_whole_scalar(runs)
+
+        learnt(runs, attempt)
 
     # ---- synthetic rows ------------------------------------------------------------------------------------------
 
@@ -89,14 +127,18 @@ class Cascade:
         arguments = synthetic(runs.arguments, self._synthetic)
         if arguments is None:
             return
-        runs = runs.on(arguments)
-        try:
-            if self._bitwise_equal(runs):
+        made = runs.on(arguments)
+
+        def attempt() -> None:
+            if self._bitwise_equal(made):
                 return
-            if isinstance(runs, LossRuns):
-                LossTrial(runs, self._mean).refuse(None)
+            if isinstance(made, LossRuns):
+                LossTrial(made, self._mean).refuse(None)
             else:
-                ModuleTrial(runs, self._dimensions, self._mean).conclusive()
+                ModuleTrial(made, self._dimensions, self._mean).conclusive()
+
+        try:
+            learnt(made, attempt)
         except PrivacyError as error:
             if not str(error).startswith(UNKNOWN):
                 raise

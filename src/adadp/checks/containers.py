@@ -224,6 +224,13 @@ class Arguments:
         """Each leaf with its dimension of examples."""
         return zip(self.parts.leaves, self.dims, strict=True)
 
+    def rows_of(self, leaves: Sequence[Any]) -> int:
+        """How many examples other leaves of these arguments hold."""
+        for leaf, dim in zip(leaves, self.dims, strict=True):
+            if dim is not None:
+                return int(leaf.shape[dim]) if isinstance(leaf, Tensor) else len(leaf)
+        return self.count
+
     def with_leaves(self, leaves: list[Any], count: int) -> Arguments:
         """The same arguments with other leaves, of `count` rows."""
         return Arguments(dataclasses.replace(self.parts, leaves=leaves), self.dims, count)

@@ -17,6 +17,7 @@ from adadp.checks.gradient_norms import CROSSED, crossing_parameter, module_of, 
 from adadp.checks.result_comparison import (
     ExampleAxis,
     coarse,
+    common,
     differs,
     example_axis,
     example_dimension,
@@ -55,6 +56,7 @@ class ModuleTrial:
         decided = self._replace(whole, redrawn, fewer)
         self._redraw(whole, fewer)
         self._refuse_tables(whole, fewer)
+        refuse_unlike(whole, fewer)
         self._refuse_counting(whole, fewer)
         self.places = places = [
             example_axis(one, less, len(rows), self._dimensions == (0,))
@@ -150,6 +152,7 @@ class ModuleTrial:
             self._runs.before.restore()
 
     def _refuse_mixing(self, whole: RunResult, found: RunResult, fewer: RunResult, kept: Sequence[int]) -> None:
+        refuse_unlike(whole, found)
         for name, one, other, less in _together(whole, found, fewer):
             if differs(one, other, example_dimension(one, less), kept):
                 who = name
@@ -287,6 +290,25 @@ _SCALAR = (
     "{} computes a loss inside that mixes examples: one example's share of it changes with the others, as in a mean "
     "over all tokens of a batch. Give it no labels (nor num_items_in_batch), and compute a loss for each example "
     "outside: optimizer.backward(adadp.losses.causal_lm(model(...).logits, labels))."
+)
+
+
+def refuse_unlike(one: RunResult, other: RunResult) -> None:
+    """Raise where what is taken to be free of examples differs between runs on different examples, bit for bit.
+
+    Examples of other lengths may make it longer; what was there stays.
+    """
+    if [name for name, _ in one.seen.free] != [name for name, _ in other.seen.free]:
+        return  # other modules ran, for random numbers
+    for (name, first), (_, second) in zip(one.seen.free, other.seen.free, strict=True):
+        if not torch.equal(*common(first, second)):
+            raise UnsupportedModuleError(_UNLIKE.format(name))
+
+
+_UNLIKE = (
+    "{} is given something without a row for each example that still depends on the examples (a maximum over the batch, "
+    "the first one's values): their gradients cannot be told apart. Keep examples in the first dimension, or compute it "
+    "from each example alone."
 )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from adadp.checks.collate import Recollated
 from adadp.checks.containers import Arguments, Parts, chosen
 from adadp.checks.inputs import matched
+from adadp.checks.module_trial import refuse_unlike
 from adadp.checks.result_comparison import coarse, example_axes, padded_alike
 from adadp.checks.trial_runs import TrialRuns
 from adadp.errors import PrivacyError, UnsupportedModuleError
@@ -113,13 +114,15 @@ def refuse_padding(runs: TrialRuns, given: Padded, dimensions: Sequence[int]) ->
     """Raise where a module's result for an example changes with the length of others. False where that is not known."""
     with evaluating(runs.module):
         try:
-            base = runs.observe_leaves(given.base).outputs
-            redrawn = runs.observe_leaves(given.base, seed=1).outputs
-            longer = [runs.observe_leaves(leaves).outputs for leaves in given.longer]
+            first, second = runs.observe_leaves(given.base), runs.observe_leaves(given.base, seed=1)
+            others = [runs.observe_leaves(leaves) for leaves in given.longer]
         except PrivacyError:
             raise
         except Exception:
             return False
+    for other in others:
+        refuse_unlike(first, other)
+    base, redrawn, longer = first.outputs, second.outputs, [other.outputs for other in others]
     halves = coarse(runs.module)
     relative = 1e-4 if halves <= 1e-2 else halves / 4  # rounding with other shapes: 1e-5 in float32
 

@@ -119,6 +119,14 @@ def padded_alike(one: Tensor, other: Tensor, relative: float, least: float) -> b
     return one.shape != other.shape and close(_end(one, lengths), _end(other, lengths))
 
 
+def common(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """What two tensors of as many dimensions both have: the first entries of each dimension."""
+    if one.ndim != other.ndim:
+        return one, other
+    lengths = [min(a, b) for a, b in zip(one.shape, other.shape, strict=True)]
+    return _front(one, lengths), _front(other, lengths)
+
+
 def _front(tensor: Tensor, lengths: Iterable[int]) -> Tensor:
     return tensor[tuple(slice(0, length) for length in lengths)]
 

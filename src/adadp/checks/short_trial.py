@@ -112,7 +112,7 @@ class ShortTrial:
         """A run, always with the same random numbers. With `factors`, gradients are taken of losses times factors."""
         runs, capture = self._runs, self._runs.capture
         before = runs.before
-        with seeded(seed_of(runs.trial, 0)) as draws, capture.aside(), torch.enable_grad():
+        with seeded(seed_of(runs.trial, 0)) as draws, runs.aside(leaves), torch.enable_grad():
             with capture.observing() as seen:
                 outputs = runs.call(leaves)
             result = _Pass(seen, [leaf.detach() for leaf in outputs])
@@ -172,6 +172,13 @@ class ShortTrial:
         for other, stay in zip(found, kept, strict=True):
             if [name for name, _ in other.seen.outputs] != [name for name, _ in base.seen.outputs]:
                 raise _Unclear
+            if len(other.seen.free) != len(base.seen.free):
+                raise _Unclear
+            for (_, one), (_, two) in zip(base.seen.free, other.seen.free, strict=True):
+                if one.shape != two.shape:
+                    raise _Unclear
+                ours.append(one)
+                theirs.append(two)
             for one, two, dim in zip(base.tensors(), other.tensors(), self._dims, strict=True):
                 if one.shape != two.shape:
                     raise _Unclear
@@ -184,6 +191,9 @@ class ShortTrial:
         """The same where the first example was left out."""
         tensors = zip(base.tensors(), fewer.tensors(), self._dims, strict=True)
         pairs = [(one.narrow(d, 1, less.shape[d]), less) for one, less, d in tensors if d is not None and less.numel()]
+        for (_, one), (_, less) in zip(base.seen.free, fewer.seen.free, strict=True):
+            if one.shape != less.shape or not torch.equal(one, less):
+                raise _Unclear
         return largest_differences([one for one, _ in pairs], [less for _, less in pairs])
 
     def _changed(self, own: Sequence[Any], given: Sequence[Sequence[Any]]) -> Tensor:

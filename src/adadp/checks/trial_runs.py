@@ -6,6 +6,7 @@ Each run takes chosen rows and given random numbers, and afterwards puts the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,12 +18,16 @@ from adadp.checks.containers import Arguments, tensors_in
 from adadp.checks.gradient_norms import Norms, example_norms
 from adadp.checks.module_state import ModuleState
 from adadp.checks.seeds import Draws, seed_of, seeded
-from adadp.checks.trial_rows import Row, with_rows
+from adadp.checks.trial_rows import Row, unlike_rows, with_rows
 from adadp.gradients import Capture
 from adadp.gradients.capture.capture import Observed
 
 #: The scalar that is differentiated, computed from the tensors that a run returns; None where there is none.
 Total = Callable[[list[Tensor]], Tensor | None]
+
+
+#: Rounds of learning: each may show operations on what the one before found to be free of examples.
+_LEARNING = 8
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,30 @@ class TrialRuns:
             with_rows(leaf, dim, rows, name) for (leaf, dim), name in zip(self.arguments.pairs(), names, strict=True)
         ]
 
+    def aside(self, leaves: Sequence[Any]) -> AbstractContextManager[None]:
+        """Runs on these leaves, apart from the microbatch."""
+        return self.capture.aside(self.arguments.rows_of(leaves), trial=True)
+
+    def learn(self) -> None:
+        """Learn where the examples are in what layers and operations are given: with four examples, and with three.
+
+        Raises:
+            UnsupportedModuleError: it is elsewhere than in earlier lots.
+        """
+        rows = [Row(index) for index in unlike_rows(self.arguments, 4)]
+        readings = self.capture.readings
+        readings.begin()
+        try:
+            for _ in range(_LEARNING):
+                for number in (4, 3):
+                    self.outputs(self.leaves(rows[:number]))
+                if readings.settled():
+                    break
+        except BaseException:
+            readings.abandon()
+            raise
+        readings.end()
+
     def on(self, arguments: Arguments) -> TrialRuns:
         """The same on other arguments."""
         return TrialRuns(self.capture, self.module, arguments, self.trial)
@@ -92,7 +121,7 @@ class TrialRuns:
         try:
             if seed:
                 before.reseed(seed)
-            with seeded(seed_of(self.trial, seed)) as draws, self.capture.aside(), self.capture.observing() as seen:
+            with seeded(seed_of(self.trial, seed)) as draws, self.aside(leaves), self.capture.observing() as seen:
                 outputs = [leaf.detach().clone() for leaf in self.call(leaves)]
             if seen.outputs and not isinstance(self, LossRuns):
                 # The outermost module's outputs, also where they are in an object that the capture does not flatten.
@@ -106,7 +135,7 @@ class TrialRuns:
         """The tensors returned for these leaves, without watching layers."""
         before = self.before
         try:
-            with seeded(seed_of(self.trial, seed)), self.capture.aside(), torch.enable_grad():
+            with seeded(seed_of(self.trial, seed)), self.aside(leaves), torch.enable_grad():
                 return [leaf.detach() for leaf in self.call(leaves)]
         finally:
             before.restore()
@@ -127,7 +156,7 @@ class TrialRuns:
         """The same for leaves of `count` rows, by parameter and by those of them that are `given` with their place."""
         given, before = given or {}, self.before
         try:
-            with seeded(seed_of(self.trial, seed)) as draws, self.capture.aside(), torch.enable_grad():
+            with seeded(seed_of(self.trial, seed)) as draws, self.aside(leaves), torch.enable_grad():
                 scalar = total(self.call(leaves))
                 if scalar is None:
                     return {}

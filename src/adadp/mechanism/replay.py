@@ -139,7 +139,7 @@ class TrainingStep:
         step.capture.discard()
         try:
             rows = some_rows(batch, count, 0, size, self.optimizer._loader.batch_first)
-            with step.capture.aside():
+            with step.capture.aside(size):
                 self.loss(*rows).sum().backward()  # type: ignore[no-untyped-call]
                 for form in step.capture.take(size).values():
                     form.squared_norms()

@@ -20,6 +20,7 @@ from adadp.clipping.base import Clipping, count_lot, settings_of
 from adadp.clipping.early import before_pass
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
+from adadp.gradients.capture.capture import UnruledError
 from adadp.gradients.rounding import exact_arithmetic, refuse_unbounded_precision
 from adadp.mechanism.noise import add_noise
 from adadp.mechanism.observation import Observer, Unnoised
@@ -307,11 +308,15 @@ class PrivateStep:
         device = self._device()
         moved = torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
         own = [device] if device.type == "cuda" else []  # dropout inside must not move the user's generators
-        with self.capture.aside(), torch.enable_grad(), torch.random.fork_rng(devices=own):
-            loss(_call(self.capture.module, moved)).backward()  # type: ignore[no-untyped-call]
-            leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(moved) if isinstance(leaf, Tensor)]
-            count = len(leaves[0])
-            forms = self.capture.take(count)
+        count = next(len(leaf) for leaf in torch.utils._pytree.tree_leaves(moved) if isinstance(leaf, Tensor))
+        while True:
+            try:
+                with self.capture.aside(count), torch.enable_grad(), torch.random.fork_rng(devices=own):
+                    loss(_call(self.capture.module, moved)).backward()  # type: ignore[no-untyped-call]
+                    forms = self.capture.take(count)
+                break
+            except UnruledError as error:  # no lot had two examples yet, so nothing was tried
+                self.capture.send_through_func(error)
         return Gradients(forms, count, keep=torch.ones(count, dtype=torch.bool, device=device))
 
 

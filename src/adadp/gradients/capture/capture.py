@@ -5,16 +5,20 @@ and *not* its weight gradient, and thread its output through a `Tap`. When the b
 layer's input and its output gradient are both known: per-example gradients are made of nothing else.
 
 What must not happen is that a parameter receives an ordinary gradient, summed over examples that nobody clipped. So
-while any module of the tree runs, every trainable parameter that no layer is using is replaced by a *sentinel*, a
-leaf of its own. A gradient that reaches a sentinel is a use of that parameter that was not seen, and is refused.
-A gradient that reaches the parameter itself comes from outside the forward pass: a term of the loss on the weights.
+while any module of the tree runs, every trainable parameter that no layer is using is replaced by a *shared value*
+(`adadp.gradients.capture.shared`), which sees the operations on it and is expanded over the examples where it meets
+them. A gradient that reaches one past those operations is a use that was not seen, and is refused. A gradient that
+reaches the parameter itself comes from outside the forward pass: a term of the loss on the weights.
+
+Where examples are in what a layer or an operation is given is learnt in trials (`adadp.gradients.capture.readings`).
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -26,8 +30,21 @@ from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.capture.hooks import Hooks
-from adadp.gradients.capture.tap import Record, Tap, TappedCall, backward_pass
-from adadp.gradients.capture.tree import Tree
+from adadp.gradients.capture.operations import EXPANDING, RULES, UNKNOWN, NoRule, Operation
+from adadp.gradients.capture.readings import FREE, Reading, Readings, of_rows
+from adadp.gradients.capture.shared import (
+    EXPANSION,
+    LayerOrigin,
+    Shared,
+    kept_whole,
+    made_shared,
+    refuse_shared,
+    taking_part,
+    with_values,
+)
+from adadp.gradients.capture.slot import past
+from adadp.gradients.capture.tap import Expand, Record, Tap, TappedCall, backward_pass
+from adadp.gradients.capture.tree import UNSEEN, Tree
 from adadp.gradients.forms.dense import merged
 from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.layers.layer import Layer
@@ -40,6 +57,7 @@ class Observed:
 
     outputs: list[tuple[str, list[Tensor]]] = field(default_factory=list)
     inputs: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # a layer's, with the output it gave
+    free: list[tuple[str, Tensor]] = field(default_factory=list)  # what is taken to be the same whatever the examples
 
 
 @dataclass
@@ -50,10 +68,31 @@ class Work:
     count: int | None = None  # its examples
     planned: int | None = None  # how many examples such a microbatch is planned for, a public number
     aside: bool = False
+    trial: bool = False  # a run of a trial, which may be begun again
+    derived: list[Shared] = field(default_factory=list)  # values made of parameters in its passes
     uses: Counter[str] = field(default_factory=Counter)  # calls that used a parameter, by its name
     anchors: list[Tensor] = field(default_factory=list)  # of its passes
     records: list[Record] = field(default_factory=list)  # of calls that a backward pass came through
     refusals: list[str] = field(default_factory=list)  # why such a call's gradients must not be used
+
+
+class UnruledError(UnsupportedModuleError):
+    """An operation on parameters has no rule. `holder` names the smallest module that holds them."""
+
+    def __init__(self, message: str, holder: str | None) -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
+class Frame:
+    """A watched module that runs."""
+
+    __slots__ = ("active", "module", "places", "shared")
+
+    def __init__(self, module: nn.Module, active: bool, shared: bool) -> None:
+        self.module, self.active = module, active
+        self.shared = shared  # whether it was given parameters as its input
+        self.places: Counter[str] = Counter()  # operations and inputs so far, by name
 
 
 class FirstCall(Protocol):
@@ -68,8 +107,7 @@ class Capture:
     Args:
         module: the root of the tree.
         batch_first: whether sequences come as [n, T, ...]; if not, as [T, n, ...].
-        through_func: names of modules that `torch.func` differentiates as a whole. So is every module with parameters
-            of its own that no layer knows; `notices` says which.
+        through_func: names of modules that `torch.func` differentiates as a whole; `notices` says which.
         chunk: how many examples torch.func differentiates at a time.
 
     Raises:
@@ -92,16 +130,22 @@ class Capture:
         self.refusal: str | None = None
         #: Makes of a parameter's gradients all that is needed of them, as soon as they are complete.
         self.bound_early: Callable[[str, PerExample], PerExample] | None = None
-        self._tree = Tree(module, frozenset(through_func), chunk)
-        self.notices = self._tree.notices
+        self.readings = Readings()
         self._work = Work()
-        self._running: list[bool] = []
+        self._batch: int | None = None  # how many examples an outermost module seems to be given outside of a microbatch
+        self._running: list[Frame] = []
         self._anchor = torch.zeros((), requires_grad=True)
         self._staged: list[Record] = []
         self._observed: Observed | None = None
         self._asleep = threading.local()  # a thread's own: others may run the model meanwhile
         self._sleepers = 0  # threads that differentiate modules: torch.func puts tensors of its own in their places
         self._handles: list[Any] = []
+        self._through_func = frozenset(through_func)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._tree = Tree(self.module, self._through_func, self.chunk, self)
+        self.notices = self._tree.notices
         for part in self._tree.watched:
             hooks = Hooks(self)
             # First of all: a hook that computes with the parameters must not find the parameters themselves.
@@ -109,6 +153,21 @@ class Capture:
             self._handles.append(part.register_forward_hook(hooks.after, with_kwargs=True, always_call=True))
             if layer := self._tree.layer(part):
                 layer.install(part, self)
+
+    def send_through_func(self, unruled: UnruledError) -> None:
+        """Have torch.func differentiate the module that holds what has no rule, from the next pass on; with a warning.
+
+        Raises `unruled` where it is torch.func's already, or nothing holds it.
+        """
+        if unruled.holder is None or unruled.holder in self._through_func:
+            raise unruled
+        before = set(self.notices)
+        self.detach()
+        self._through_func |= {unruled.holder}
+        self._watch()
+        for notice in self.notices:
+            if notice not in before:
+                warnings.warn(notice, stacklevel=2)
 
     # ---- between passes ----------------------------------------------------------------------------------------
 
@@ -156,7 +215,8 @@ class Capture:
 
         `planned` is the public number of examples that forms choose their arithmetic for (see `PerExample`).
         """
-        self._work = replace(self._work, tag=tag, count=count, planned=planned, uses=Counter(), anchors=[])
+        fresh = {"uses": Counter(), "anchors": [], "derived": []}
+        self._work = replace(self._work, tag=tag, count=count, planned=planned, **fresh)
         self.bound_early = None
 
     # ---- while modules run -------------------------------------------------------------------------------------
@@ -171,9 +231,11 @@ class Capture:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A watched module is about to run: lend its layer the parameters; begin a pass if it is the outermost one."""
         active = torch.is_grad_enabled()
-        if active and not any(self._running):
+        if active and not self._inside():
+            given = (part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor) and part.ndim)
+            self._batch = next((len(part) for part in given), None) if self.count is None else None
             # What checkpointing runs again in the backward pass was part of a module that ran before.
-            if self.count is not None and self._observed is None and backward_pass() == -1:
+            if self.count is not None and not self._work.aside and backward_pass() == -1:
                 # What they run themselves is no part of a checkpoint that this call may be in.
                 # Detached: a node that keeps its own output is never freed.
                 with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach):
@@ -182,32 +244,47 @@ class Capture:
                     if self.before_pass is not None:
                         self.before_pass()
             self._begin_pass()
-        self._running.append(active)
-        if active and self._tree.layer(module) is not None:
+        layer = self._tree.layer(module) if active else None
+        shared = layer is not None and bool(taking_part((args, kwargs))[0])
+        self._running.append(Frame(module, active, shared))
+        if layer is None:
+            return
+        if not shared:
             for slot in self._tree.slots_of(module).values():
                 slot.lend()
+        elif layer.atomic:
+            refuse_shared(self.module_name(module), (args, kwargs))
+
+    def _inside(self) -> bool:
+        """Whether a watched module runs, with gradients wanted."""
+        return any(frame.active for frame in self._running)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """A watched module has run, or raised: its layer taps the output, and the parameters are guarded again."""
-        if not self._running or not self._running.pop():  # empty when the check of the first call refused it
+        if not self._running or not self._running[-1].active:  # empty when the check of the first call refused it
+            self._running = self._running[:-1]
             return None
+        frame = self._running[-1]
         try:
             if self._observed is not None:
                 # A PackedSequence is sorted by length, so its rows cannot be assigned to examples.
                 parts = tree_leaves(output, is_leaf=lambda part: isinstance(part, PackedSequence))
                 leaves = [leaf for leaf in parts if isinstance(leaf, Tensor)]
                 self._observed.outputs.append((self.module_name(module), [leaf.detach().clone() for leaf in leaves]))
-            layer = self._tree.layer(module)
+            layer = None if frame.shared else self._tree.layer(module)
             if layer is not None:
                 for slot in self._tree.slots_of(module).values():
                     slot.guard()
                 output = None if output is None else layer.after(self, module, args, kwargs, output)
-            outermost = not any(self._running) and not self._work.aside
+            self._running.pop()
+            outermost = not self._inside() and not self._work.aside
             if self.after_call is not None and self.count is not None and outermost:
                 self.after_call(output)
             return None if layer is None else output
         finally:
-            if not any(self._running):
+            if frame in self._running:
+                self._running.remove(frame)
+            if not self._inside():
                 self._tree.restore()
 
     def _begin_pass(self) -> None:
@@ -251,12 +328,24 @@ class Capture:
         }
         if not names:
             return tuple(outputs)
+        refuse_shared(self.module_name(module), (outputs, saved))
+        each = 1
+        count = self._rows
+        if layer.tokenwise and self.batch_first and count is not None and saved:
+            reading = self._read("input", of_rows(saved[0].shape[0] if saved[0].ndim else None, count))
+            if reading == FREE:
+                self._suppose_free(module, saved)
+                origin = LayerOrigin.of(outputs[0], layer, module, context, saved, names)
+                return (self._noted(Shared.make(origin.output, [origin], self)),)
+            each = reading[1]
+        if self.readings.learning:
+            return tuple(outputs)
+        call = self._called(layer, module, names, context, each)
         if self._observed is not None and saved:
-            self._observed.inputs.append((self.module_name(module), saved[0].detach(), outputs[0].detach()))
-        recomputed = backward_pass() != -1
-        call = TappedCall(self, layer, module, names, context, self.tag, self._work.planned, self._staged, recomputed)
-        if self._observed is None and not recomputed:
-            self._work.uses.update(names.values())
+            given, returned = call.unfolded(saved[0].detach()), call.unfolded(outputs[0].detach())
+            self._observed.inputs.append((self.module_name(module), given, returned))
+            if each > 1:
+                self._observed.outputs.append((self.module_name(module), [given.clone()]))
         kept = [tensor.detach() for tensor in saved]
         # In place, autograd mixes up the gradients of a view and of its base, and the input itself is not ours to tap;
         # nor is a leaf, which a hook makes of an embedding's output where checkpoints need one (Hugging Face).
@@ -269,6 +358,104 @@ class Capture:
             for place, output in enumerate(outputs)
         ]
         return tuple(Tap.apply(self._anchor, call, len(own), *own, *kept))  # type: ignore[no-untyped-call]
+
+    def _called(
+        self, layer: Layer, module: nn.Module, names: Mapping[str, str], context: Any, each: int = 1
+    ) -> TappedCall:
+        recomputed = backward_pass() != -1
+        if self._observed is None and not recomputed:
+            self._work.uses.update(names.values())
+        planned = self._work.planned
+        return TappedCall(self, layer, module, names, context, self.tag, planned, self._staged, recomputed, each)
+
+    # ---- values made of parameters (Meetings, Meeting) ----------------------------------------------------------
+
+    def operation(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], others: Sequence[Tensor]
+    ) -> Any:
+        """The result of an operation of torch in which shared values take part (`adadp.gradients.capture.shared`)."""
+        count, name = self._rows, getattr(function, "__name__", "")
+        if count is None:  # not for a microbatch: what this gives the parameters is refused when one is taken
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        shared = taking_part((args, kwargs))[0]
+        others = [other for other in others if not self._tree.constant(other)]
+        if not others and (name not in EXPANDING or count == 1):
+            with kept_whole():
+                made = function(*with_values(args, _value), **with_values(kwargs, _value))
+            return self._all_noted(made_shared(made, shared))
+        operation = Operation(function, name, args, kwargs, shared, others, count)
+        if count == 1:  # one example: its copy of a value is the value
+            return operation.with_copies(lambda one: self.expand(one, fresh=True)[0])
+        try:
+            rule = RULES.get(name, UNKNOWN)
+            reading = self._read(name, rule.readings(operation))
+            if reading == FREE:
+                self._suppose_free(self._place(), others)
+                with kept_whole():
+                    return self._all_noted(made_shared(operation.with_copies(_value), shared))
+            if self.readings.learning:
+                return operation.with_copies(lambda one: one.value.detach())
+            return rule.meet(operation, reading, self)
+        except NoRule:
+            names = {name for one in shared for origin in one.origins for name in origin.names}
+            raise UnruledError(
+                f"{self.module_name(self._place())}: no rule says how {name} brings {', '.join(sorted(names))} and the "
+                "examples together. Name the module in make_private(through_func=[...]).",
+                self._tree.holder(names, [frame.module for frame in self._running]),
+            ) from None
+
+    def expand(self, shared: Shared, fresh: bool = False) -> Tensor:
+        """A copy of a shared value for each example, [n, ...]; in memory of their own if `fresh`."""
+        names = {name: name for origin in shared.origins for name in origin.names}
+        call = self._called(EXPANSION, self._place(), names, shared)
+        copies: Tensor = Expand.apply(self._anchor, call, shared.value.detach(), self._rows)  # type: ignore[no-untyped-call]
+        return copies.clone() if fresh else copies
+
+    def tap_shared(
+        self, layer: Layer, values: Sequence[Shared], output: Tensor, saved: Sequence[Tensor], context: Any
+    ) -> Tensor:
+        """Have `layer` make the per-example gradients of shared values from the output's gradient."""
+        names = {name: name for shared in values for origin in shared.origins for name in origin.names}
+        call = self._called(layer, self._place(), names, context)
+        own = output.clone() if output._is_view() else output
+        kept = [tensor.detach() for tensor in saved]
+        tapped: tuple[Tensor, ...] = Tap.apply(self._anchor, call, 1, own, *kept)  # type: ignore[no-untyped-call]
+        return tapped[0]
+
+    @property
+    def _rows(self) -> int | None:
+        """How many examples the model runs on; outside of a microbatch, where no trial asks for more, as it seems."""
+        return self._batch if self.count is None and not self.readings.strict else self.count
+
+    def _read(self, name: str, possible: Sequence[Reading]) -> Reading:
+        """Where the examples are in what the module that runs now does next under this name."""
+        if self._rows == 1:
+            return possible[0]  # all of it is the one example's
+        frame = self._running[-1] if self._running else None
+        number = 0
+        if frame is not None:
+            number = frame.places[name]
+            frame.places[name] += 1
+        key = (self.module_name(self._place()), name, number)
+        return self.readings.read(key, possible, trial=self._work.trial, lot=not self._work.aside)
+
+    def _place(self) -> nn.Module:
+        return self._running[-1].module if self._running else self.module
+
+    def _suppose_free(self, module: nn.Module, tensors: Sequence[Tensor]) -> None:
+        """Note that these are taken to be the same whatever the examples, for the trial that observes."""
+        if self._observed is not None:
+            self._observed.free.extend((self.module_name(module), tensor.detach().clone()) for tensor in tensors)
+
+    def _noted(self, shared: Shared) -> Shared:
+        self._work.derived.append(shared)
+        return shared
+
+    def _all_noted(self, result: Any) -> Any:
+        for shared in taking_part(result)[0]:
+            self._noted(shared)
+        return result
 
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
         """The value of a module's parameter, cut off from the graph."""
@@ -328,10 +515,15 @@ class Capture:
             self._observed = None
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Collect into a place of its own: gradients taken inside do not mix with those already recorded."""
+    def aside(self, count: int, *, trial: bool = False) -> Iterator[None]:
+        """Collect into a place of its own: gradients taken inside do not mix with those already recorded.
+
+        Args:
+            count: how many examples the model runs on inside.
+            trial: whether a pass may be broken off to learn where the examples are, and begun again.
+        """
         outer = self._work, self.refusal, self.bound_early
-        self._work, self.refusal, self.bound_early = Work(tag=object(), aside=True), None, None
+        self._work, self.refusal, self.bound_early = Work(object(), count, aside=True, trial=trial), None, None
         try:
             yield
         finally:
@@ -374,6 +566,10 @@ class Capture:
         records = list(taken)
         taken.clear()  # the pass that filled it holds it still, and with it all that was recorded
         self._tree.refuse_unseen_uses()
+        derived, self._work.derived = self._work.derived, []
+        unseen = next((shared for shared in derived if past(shared)), None)
+        if unseen is not None:
+            raise UnsupportedModuleError(UNSEEN.format(", ".join(unseen.origins[0].names)))
         refusals = list(self._work.refusals)
         self._work.refusals.clear()
         if refusals:
@@ -412,3 +608,7 @@ class Capture:
                 "a backward pass of an earlier lot or microbatch was not followed by optimizer.step(). Call step() "
                 "after every batch of the loader; lots larger than memory are cut by max_physical_batch_size=."
             )
+
+
+def _value(shared: Shared) -> Tensor:
+    return shared.value

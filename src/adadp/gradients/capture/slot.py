@@ -1,37 +1,48 @@
-"""Replacing a parameter while modules run, so that each use of it is either seen by a layer or refused."""
+"""Replacing a parameter while modules run, so that each use of it is seen: by its layer, or operation by operation."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+
+from adadp.gradients.capture.shared import Meetings, ParameterOrigin, Shared
 
 
 class Slot:
     """The place of one parameter in one module.
 
-    While modules run, the place holds the alias (detached, for the layer that computes the parameter's gradients) or
-    the sentinel (a leaf whose gradient shows a use that no layer saw).
+    While modules run, the place holds the alias (detached, for the layer that computes the parameter's gradients) or,
+    of a parameter that is trained, a shared value, which sees every operation on it.
     """
 
-    def __init__(self, module: nn.Module, attribute: str, parameter: nn.Parameter, name: str) -> None:
+    def __init__(
+        self, module: nn.Module, attribute: str, parameter: nn.Parameter, name: str, meetings: Meetings
+    ) -> None:
         self.module, self.attribute, self.parameter, self.name = module, attribute, parameter, name
+        self._meetings = meetings
         self._renew()
 
     def _renew(self) -> None:
         self.alias = self.parameter.detach()
-        self.sentinel = self.parameter.detach().requires_grad_(self.parameter.requires_grad)
+        self._shared: Shared | None = None
 
     @property
     def replaced(self) -> bool:
-        """Whether the place holds another tensor than the parameter, its alias and its sentinel."""
+        """Whether the place holds another tensor than the parameter, its alias and its shared value."""
         there = self.module._parameters.get(self.attribute)
-        return there is not self.parameter and there is not self.alias and there is not self.sentinel
+        return there is not self.parameter and there is not self.alias and there is not self._shared
 
     def guard(self) -> None:
-        """Put the sentinel in the parameter's place."""
+        """Put the shared value in the parameter's place; a frozen parameter's alias needs no watching."""
         if self.alias.data_ptr() != self.parameter.data_ptr() or self.alias.dtype != self.parameter.dtype:
             self._renew()  # the module was moved or cast since
-        self.sentinel.requires_grad_(self.parameter.requires_grad)
-        self._place(self.sentinel)
+        if not self.parameter.requires_grad:
+            self._place(self.alias)
+            return
+        if self._shared is None:
+            leaf = self.parameter.detach().requires_grad_()
+            self._shared = Shared.make(leaf, [ParameterOrigin(leaf, self.name)], self._meetings)
+        self._place(self._shared)
 
     def lend(self) -> None:
         """Put the detached alias in the parameter's place, for the layer that answers for it."""
@@ -41,7 +52,20 @@ class Slot:
         """Put the parameter back."""
         self._place(self.parameter)
 
+    def unseen(self) -> bool:
+        """Whether a gradient came past the shared value, from an operation that it did not see; it is dropped."""
+        return self._shared is not None and past(self._shared)
+
     def _place(self, tensor: Tensor) -> None:
         self.module._parameters[self.attribute] = tensor  # type: ignore[assignment]
         if isinstance(self.module, nn.RNNBase):  # which computes with a list of its own
             self.module._flat_weights[self.module._flat_weights_names.index(self.attribute)] = tensor
+
+
+def past(shared: Shared) -> bool:
+    """Whether a gradient came to a shared value as to an ordinary tensor; it is dropped."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if shared.grad is None:
+            return False
+        shared.grad = None
+        return True

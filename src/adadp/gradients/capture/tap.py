@@ -31,6 +31,11 @@ class TappedCall:
     planned: int | None  # how many examples such a microbatch is planned for
     staged: list[Record]
     recomputed: bool  # made while a backward pass was running
+    each: int = 1  # rows of one example, one after the other: examples and tokens in one dimension
+
+    def unfolded(self, tensor: Tensor) -> Tensor:
+        """A tensor of the call with examples alone in the first dimension."""
+        return tensor if self.each == 1 else tensor.unflatten(0, (-1, self.each))  # type: ignore[no-untyped-call]
 
 
 class Record:
@@ -53,6 +58,8 @@ class Record:
         if self._parts is None:
             return self._forms
         call, (saved, gradients) = self.call, self._parts
+        if call.each > 1:
+            saved, gradients = tuple(map(call.unfolded, saved)), tuple(map(call.unfolded, gradients))
         wanted = call.names.keys()
         return call.layer.per_example(LayerCall(call.module, call.context, saved, gradients, wanted, call.planned))
 
@@ -85,6 +92,21 @@ class Tap(torch.autograd.Function):
             detached = tuple(gradient.detach() for gradient in gradients)
             ctx.call.staged.append(Record(ctx.call, ctx.saved_tensors, detached))
         return torch.zeros(()), None, None, *gradients, *[None] * ctx.rest
+
+
+class Expand(torch.autograd.Function):
+    """A copy of a value made of parameters for each example; keeps the gradients of the copies."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: TappedCall, value: Tensor, count: int) -> Tensor:
+        ctx.call = call
+        return value.unsqueeze(0).expand(count, *value.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        with torch.no_grad():
+            ctx.call.staged.append(Record(ctx.call, (), tuple(gradient.detach() for gradient in gradients)))
+        return torch.zeros(()), None, None, None
 
 
 class _Once(torch.autograd.Function):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Collection, Sequence
+from weakref import WeakValueDictionary
+
+from torch import Tensor, nn
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
+from adadp.gradients.capture.shared import Meetings
 from adadp.gradients.capture.slot import Slot
 from adadp.gradients.layers.fallback import ThroughFunc
 from adadp.gradients.layers.layer import Layer, known_layer
@@ -15,15 +19,15 @@ class Tree:
 
     Args:
         module: the root.
-        through_func: names of modules that `torch.func` differentiates as a whole; so is every module with parameters
-            of its own that no layer knows.
+        through_func: names of modules that `torch.func` differentiates as a whole.
         chunk: how many examples torch.func differentiates at a time.
+        meetings: sees the operations on parameters that no layer answers for.
 
     Raises:
         UnsupportedModuleError: a name of `through_func` is no module's, or a layer refuses a module's settings.
     """
 
-    def __init__(self, module: nn.Module, through_func: frozenset[str], chunk: int) -> None:
+    def __init__(self, module: nn.Module, through_func: frozenset[str], chunk: int, meetings: Meetings) -> None:
         self.module = module
         self.notices: list[str] = []  # which modules go through torch.func
         self.watched: list[nn.Module] = []  # all but those below an atomic layer, which are not called through hooks
@@ -33,11 +37,13 @@ class Tree:
             raise UnsupportedModuleError(f"through_func names no module of this model: {sorted(unknown)}")
         first_names = {id(parameter): name for name, parameter in module.named_parameters()}
         self.slots = [
-            Slot(owner, attribute, parameter, first_names[id(parameter)])
+            Slot(owner, attribute, parameter, first_names[id(parameter)], meetings)
             for owner in module.modules()
             for attribute, parameter in owner._parameters.items()
             if parameter is not None
         ]
+        held = [slot.alias for slot in self.slots] + [buffer for buffer in module.buffers() if buffer.numel()]
+        self._constants = WeakValueDictionary({tensor.untyped_storage().data_ptr(): tensor for tensor in held})
         self._layers: dict[int, Layer] = {}
         self._slots_of: dict[int, dict[str, Slot]] = {}
         self._choose_layers(through_func, chunk)
@@ -54,9 +60,10 @@ class Tree:
             forced = name in through_func
             if not forced and id(part) not in slots:
                 continue
-            layer = None if forced else known_layer(part)
+            layer = ThroughFunc() if forced else known_layer(part)
             if layer is None:
-                layer = ThroughFunc()
+                continue  # each operation on its parameters is seen by itself
+            if forced:
                 self.notices.append(
                     f"{name or 'the model'} ({type(part).__name__}): no rule for this kind of module, so its "
                     f"per-example gradients go through torch.func, {chunk} examples at a time"
@@ -86,7 +93,7 @@ class Tree:
         return self._slots_of[id(module)]
 
     def guard(self) -> None:
-        """Put a sentinel in every parameter's place."""
+        """Put a shared value in the place of every parameter that is trained."""
         for slot in self.slots:
             slot.guard()
 
@@ -94,6 +101,12 @@ class Tree:
         """Put every parameter back."""
         for slot in self.slots:
             slot.restore()
+
+    def constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a buffer, a parameter's value or a view of one: no example is in it."""
+        place = tensor.untyped_storage().data_ptr()
+        known = self._constants.get(place)
+        return known is not None and known.untyped_storage().data_ptr() == place  # it may have been moved since
 
     def refuse_replaced(self) -> None:
         """Raise where a parameter was replaced: putting the watched one back would undo what the user did."""
@@ -106,13 +119,23 @@ class Tree:
             )
 
     def refuse_unseen_uses(self) -> None:
-        """Raise where a gradient reached a sentinel: a parameter was used where no layer saw it."""
+        """Raise where a gradient came to a parameter's place past everything that watches it."""
         for slot in self.slots:
-            if slot.sentinel.grad is not None:
-                slot.sentinel.grad = None
-                raise UnsupportedModuleError(
-                    f"{slot.name} is used in the forward pass outside {self.name(slot.module)}, the module that "
-                    "owns it (F.linear(x, other.weight), for instance), so its per-example gradients were not seen. "
-                    "Share the parameter instead (decoder.weight = embedding.weight), or name the module that uses it "
-                    "in through_func=[...] ('' for the whole model)."
-                )
+            if slot.unseen():
+                raise UnsupportedModuleError(UNSEEN.format(slot.name))
+
+    def holder(self, names: Collection[str], running: Sequence[nn.Module]) -> str | None:
+        """The name of the smallest of the modules that run which holds all parameters of these names, or None."""
+        owners = [slot.module for slot in self.slots if slot.name in names]
+        for module in reversed(running):
+            parts = {id(part) for part in module.modules()}
+            if all(id(owner) in parts for owner in owners):
+                return self._names[id(module)]
+        return None
+
+
+UNSEEN = (
+    "{} is used in the forward pass by something that torch's own operations do not show (an autograd.Function, an "
+    "extension), so its per-example gradients were not seen. Name the module that uses it in through_func=[...] ('' for "
+    "the whole model)."
+)

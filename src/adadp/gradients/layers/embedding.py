@@ -217,6 +217,7 @@ class Embedding(Layer):
     """One row of the table for each id."""
 
     expected: ClassVar[str] = "[n] or [n, ...]"
+    tokenwise: ClassVar[bool] = True
 
     def check(self, module: nn.Module, name: str) -> None:
         _refuse_options(module, name)

@@ -25,6 +25,7 @@ class Linear(Layer):
     """y = x W^T + b: the gradient of W is a sum over tokens of outer products."""
 
     expected: ClassVar[str] = "[n, features] or [n, ..., features]"
+    tokenwise: ClassVar[bool] = True
 
     def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
         inputs = tokens(batch_first(call.saved[0], call.context, 3))

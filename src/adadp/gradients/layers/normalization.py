@@ -46,6 +46,8 @@ class _Affine(Layer):
 class _OverLastDimensions(_Affine):
     """Each token is normalised over its features; the weight has the features' shape."""
 
+    tokenwise: ClassVar[bool] = True
+
     def fewest_dimensions(self, module: nn.Module) -> int:
         return len(module.normalized_shape) + 1  # type: ignore[arg-type]
 

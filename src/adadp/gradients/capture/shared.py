@@ -1,0 +1,250 @@
+"""Values made of parameters alone, and the point where they meet the examples.
+
+A parameter that no layer answers for (a class token, a table of positions, the scale of a norm) is a `Shared` tensor
+while modules run, and so is what a layer makes of an input without examples. Operations on shared values and on values
+free of data give shared values, in an ordinary graph that leads back to the parameters. Where one meets a tensor of
+examples it is expanded over them (`Capture.expand`): autograd then brings the gradient of each example's copy, and
+the graph, run backwards for each example, turns it into the parameters' per-example gradients.
+
+Which operations may meet examples, and how, is in `adadp.gradients.capture.operations`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from adadp.errors import UnsupportedModuleError
+from adadp.gradients.forms.dense import Dense, merged, stored_or_recomputed
+from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.layers.layer import Layer, LayerCall
+
+
+class Origin(ABC):
+    """Where the graph of shared values begins: a parameter, or what a layer made of an input without examples."""
+
+    leaf: Tensor
+    names: Collection[str]  # of the parameters behind it, in the tree
+
+    def is_itself(self, value: Tensor) -> bool:
+        """Whether a value is the origin's own, so that its gradient is the leaf's."""
+        return value is self.leaf
+
+    @abstractmethod
+    def forms(self, gradients: PerExample) -> Mapping[str, PerExample]:
+        """The parameters' per-example gradients, from those of the leaf."""
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterOrigin(Origin):
+    """A parameter itself."""
+
+    leaf: Tensor
+    name: str
+
+    @property
+    def names(self) -> Collection[str]:  # type: ignore[override]
+        return (self.name,)
+
+    def forms(self, gradients: PerExample) -> Mapping[str, PerExample]:
+        return {self.name: gradients}
+
+
+@dataclass(frozen=True, eq=False)
+class LayerOrigin(Origin):
+    """The output of a layer that was given an input without examples, the same for all of them."""
+
+    leaf: Tensor
+    layer: Layer
+    module: nn.Module
+    context: Any
+    saved: Sequence[Tensor]
+    own: Mapping[str, str]  # the module's own name of each trainable parameter -> its name in the tree
+    output: Tensor  # a copy of the leaf: the model may write into it
+
+    @classmethod
+    def of(cls, output: Tensor, layer: Layer, module: nn.Module, context: Any, saved: Sequence[Tensor],
+           own: Mapping[str, str]) -> LayerOrigin:  # fmt: skip
+        """The origin of what a layer returned."""
+        leaf = output.detach().requires_grad_()
+        with torch.enable_grad():
+            return cls(leaf, layer, module, context, [tensor.detach() for tensor in saved], own, leaf.clone())
+
+    def is_itself(self, value: Tensor) -> bool:
+        return value is self.output and value._version == 0
+
+    @property
+    def names(self) -> Collection[str]:  # type: ignore[override]
+        return self.own.values()
+
+    def forms(self, gradients: PerExample) -> Mapping[str, PerExample]:
+        whole = gradients.dense(slice(0, gradients.count))
+        saved = [tensor.unsqueeze(0).expand(gradients.count, *tensor.shape) for tensor in self.saved]
+        if self.leaf.shape[0] == 1:  # [1, T, ...]: one example's worth
+            whole, saved = whole.squeeze(1), [tensor.squeeze(1) for tensor in saved]
+        call = LayerCall(self.module, self.context, saved, [whole], self.own.keys(), gradients.planned)
+        return {self.own[name]: form for name, form in self.layer.per_example(call).items()}
+
+
+class Meetings(Protocol):
+    """What shared values are made in: the capture of one module tree."""
+
+    def operation(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], others: Sequence[Tensor]
+    ) -> Any:
+        """The result of an operation of torch in which shared values take part, with the tensors that are not."""
+
+
+class Shared(Tensor):
+    """A value made of parameters alone. As a tensor of C++ it is a leaf that wants a gradient: what gets one there went
+    past `__torch_function__` and was not seen (`Tree.refuse_unseen_uses`)."""
+
+    value: Tensor  # the same numbers, in the graph that leads back to the origins' leaves
+    origins: tuple[Origin, ...]
+    meetings: Meetings
+
+    @staticmethod
+    def make(value: Tensor, origins: Sequence[Origin], meetings: Meetings) -> Shared:
+        """The shared value of these numbers, `value`, whose graph begins at the leaves of `origins`."""
+        shared = Tensor._make_subclass(Shared, value.detach(), True)  # type: ignore[no-untyped-call]
+        shared.value, shared.origins, shared.meetings = value, tuple(dict.fromkeys(origins)), meetings
+        return cast(Shared, shared)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _operation(func, args, kwargs or {})
+
+
+def _operate(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if getattr(function, "__name__", "") in _ON_THE_LEAF:
+        with torch._C.DisableTorchFunctionSubclass():  # the gradient that must not come
+            return function(*args, **kwargs)
+    shared, others = taking_part((args, kwargs))
+    if getattr(function, "__name__", "") in _ATTRIBUTES:
+        others = []
+    return shared[0].meetings.operation(function, args, kwargs, others)
+
+
+_operation = torch.compiler.disable(_operate)  # type: ignore[no-untyped-call]
+_ATTRIBUTES = {"__get__", "type_as", "new_tensor", "new_zeros", "new_ones", "new_empty", "new_full", "size", "dim"}
+_ON_THE_LEAF = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
+
+
+def taking_part(arguments: Any) -> tuple[list[Shared], list[Tensor]]:
+    """The shared values among nested arguments, and the other tensors."""
+    shared: list[Shared] = []
+    others: list[Tensor] = []
+
+    def look(argument: Any) -> None:
+        if isinstance(argument, Tensor):
+            shared.append(argument) if isinstance(argument, Shared) else others.append(argument)
+        elif isinstance(argument, tuple | list):
+            for part in argument:
+                look(part)
+        elif isinstance(argument, dict):
+            for part in argument.values():
+                look(part)
+
+    look(arguments)
+    return shared, others
+
+
+def with_values(arguments: Any, of: Callable[[Shared], Tensor]) -> Any:
+    """Nested arguments in which each shared value is replaced by what `of` returns for it."""
+    if isinstance(arguments, Shared):
+        return of(arguments)
+    if isinstance(arguments, tuple | list):
+        parts = [with_values(part, of) for part in arguments]
+        return type(arguments)(*parts) if hasattr(arguments, "_fields") else type(arguments)(parts)
+    if isinstance(arguments, dict):
+        return {name: with_values(part, of) for name, part in arguments.items()}
+    return arguments
+
+
+def made_shared(result: Any, like: Sequence[Shared]) -> Any:
+    """A result of values alone: its tensors that lead back to a parameter are shared again."""
+    if isinstance(result, Tensor):
+        if not result.requires_grad or isinstance(result, Shared):
+            return result
+        return Shared.make(result, [origin for one in like for origin in one.origins], like[0].meetings)
+    if isinstance(result, tuple | list):
+        parts = [made_shared(part, like) for part in result]
+        return type(result)(parts) if type(result) in (tuple, list) else tuple(parts)
+    return result
+
+
+@contextmanager
+def kept_whole() -> Iterator[None]:
+    """What the graph of shared values saves is kept: checkpointing must not drop it, the step needs it."""
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach):
+        yield
+
+
+class Expansion(Layer):
+    """The copies of a shared value for each example: their gradients, taken back to the parameters.
+
+    `LayerCall.context` is the value. Forms are by the parameters' names in the tree.
+    """
+
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        return back_to_origins(call.context, Dense(call.gradients[0], planned=call.planned))
+
+
+EXPANSION = Expansion()
+
+
+def back_to_origins(shared: Shared, form: PerExample) -> Mapping[str, PerExample]:
+    """The parameters' per-example gradients, by their names in the tree, from those of a shared value."""
+    value, origins = shared.value, shared.origins
+    parts: dict[str, list[PerExample]] = {}
+    for origin in origins:
+        if origin.is_itself(value):
+            gradients: PerExample | None = form
+        else:
+            gradients = _through_graph(value, origin.leaf, form)
+        if gradients is not None:
+            for name, found in origin.forms(gradients).items():
+                parts.setdefault(name, []).append(found)
+    return {name: merged(found) for name, found in parts.items()}
+
+
+def _through_graph(value: Tensor, leaf: Tensor, form: PerExample) -> PerExample | None:
+    """The gradients of `leaf`, from which `value` was computed; None where none leads there."""
+
+    def make(examples: slice) -> Tensor:
+        return _backwards(value, leaf, form.dense(examples).to(value.dtype))
+
+    like = _Like(form.count, leaf.shape, form.planned)
+    return stored_or_recomputed(make, like)
+
+
+def _backwards(value: Tensor, leaf: Tensor, gradients: Tensor) -> Tensor:
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(
+            [value], [leaf], [gradients], retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+    return gradients.new_zeros(len(gradients), *leaf.shape) if found is None else found.detach()
+
+
+class _Like(Dense):
+    """Which examples of which parameter: for forms that are made like it."""
+
+    def __init__(self, count: int, shape: Sequence[int], planned: int) -> None:
+        PerExample.__init__(self, count, shape, planned)
+
+
+def refuse_shared(name: str, arguments: Any) -> None:
+    """Raise where a module that has a rule of its own for its inputs is given a shared value."""
+    if taking_part(arguments)[0]:
+        raise UnsupportedModuleError(
+            f"{name} is given parameters as its input, without examples. Expand them over the batch first: "
+            "query.expand(len(x), -1, -1)."
+        )
