@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.capture.hooks import Hooks
 from adadp.gradients.capture.operations import EXPANDING, RULES, UNKNOWN, NoRule, Operation
-from adadp.gradients.capture.readings import FREE, Reading, Readings, of_rows
+from adadp.gradients.capture.readings import FREE, Reading, Readings, UnreadError, of_rows
 from adadp.gradients.capture.shared import (
     EXPANSION,
     LayerOrigin,
@@ -137,6 +137,7 @@ class Capture:
         self._anchor = torch.zeros((), requires_grad=True)
         self._staged: list[Record] = []
         self._observed: Observed | None = None
+        self._unread: str | None = None  # why an operation's gradients must not be used, if any come
         self._asleep = threading.local()  # a thread's own: others may run the model meanwhile
         self._sleepers = 0  # threads that differentiate modules: torch.func puts tensors of its own in their places
         self._handles: list[Any] = []
@@ -245,7 +246,7 @@ class Capture:
                         self.before_pass()
             self._begin_pass()
         layer = self._tree.layer(module) if active else None
-        shared = layer is not None and bool(taking_part((args, kwargs))[0])
+        shared = layer is not None and any(isinstance(part, Shared) for part in (*args, *kwargs.values()))
         self._running.append(Frame(module, active, shared))
         if layer is None:
             return
@@ -288,6 +289,7 @@ class Capture:
                 self._tree.restore()
 
     def _begin_pass(self) -> None:
+        self._unread = None
         if not self._sleepers:
             self._tree.refuse_replaced()
         self._tree.guard()
@@ -328,11 +330,10 @@ class Capture:
         }
         if not names:
             return tuple(outputs)
-        refuse_shared(self.module_name(module), (outputs, saved))
-        each = 1
-        count = self._rows
-        if layer.tokenwise and self.batch_first and count is not None and saved:
-            reading = self._read("input", of_rows(saved[0].shape[0] if saved[0].ndim else None, count))
+        each, rows = 1, self._rows
+        usual = self.readings.plain and saved and saved[0].ndim and saved[0].shape[0] == rows
+        if layer.tokenwise and self.batch_first and rows is not None and saved and not usual:
+            reading = self._reading_of(saved[0], rows)
             if reading == FREE:
                 self._suppose_free(module, saved)
                 origin = LayerOrigin.of(outputs[0], layer, module, context, saved, names)
@@ -379,6 +380,23 @@ class Capture:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         shared = taking_part((args, kwargs))[0]
+        try:
+            return self._result(function, name, args, kwargs, shared, others, count)
+        except UnreadError as error:  # refused where a gradient comes, and not before: this may be an evaluation
+            self._unread = str(error)
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+
+    def _result(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shared: Sequence[Shared],
+        others: Sequence[Tensor],
+        count: int,
+    ) -> Any:
         others = [other for other in others if not self._tree.constant(other)]
         if not others and (name not in EXPANDING or count == 1):
             with kept_whole():
@@ -422,6 +440,13 @@ class Capture:
         kept = [tensor.detach() for tensor in saved]
         tapped: tuple[Tensor, ...] = Tap.apply(self._anchor, call, 1, own, *kept)  # type: ignore[no-untyped-call]
         return tapped[0]
+
+    def _reading_of(self, inputs: Tensor, rows: int) -> Reading:
+        """Where the examples are in what the layer that runs is given."""
+        try:
+            return self._read("input", of_rows(inputs.shape[0] if inputs.ndim else None, rows))
+        except UnreadError:
+            return ("rows", 1)  # `take` refuses its gradients, which are not those of so many examples
 
     @property
     def _rows(self) -> int | None:
@@ -565,11 +590,11 @@ class Capture:
         taken, self._work.records = self._work.records, []
         records = list(taken)
         taken.clear()  # the pass that filled it holds it still, and with it all that was recorded
-        self._tree.refuse_unseen_uses()
+        self._tree.refuse_unseen_uses(self._unread)
         derived, self._work.derived = self._work.derived, []
         unseen = next((shared for shared in derived if past(shared)), None)
         if unseen is not None:
-            raise UnsupportedModuleError(UNSEEN.format(", ".join(unseen.origins[0].names)))
+            raise UnsupportedModuleError(self._unread or UNSEEN.format(", ".join(unseen.origins[0].names)))
         refusals = list(self._work.refusals)
         self._work.refusals.clear()
         if refusals:

@@ -21,6 +21,10 @@ the examples, which become dimension d."""
 FREE: Reading = ("free", 0)
 
 
+class UnreadError(UnsupportedModuleError):
+    """Where the examples are is not known: gradients that come through there must not be used."""
+
+
 class UnlearntError(PrivacyError):
     """A trial met a place of the model whose reading is not known yet. The trial learns it and begins again."""
 
@@ -50,6 +54,11 @@ class Readings:
         self._known: dict[Hashable, Kind | Reading] = {}
         self._session: _Session | None = None
         self.strict = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing was learnt, nor is: every layer was given a row for each example so far."""
+        return self._session is None and not self._known
 
     @property
     def learning(self) -> bool:
@@ -95,7 +104,7 @@ class Readings:
 
         Raises:
             UnlearntError: a trial must learn it first.
-            UnsupportedModuleError: the place was not tried, or the shapes contradict what was learnt.
+            UnreadError: the place was not tried, or the shapes contradict what was learnt.
         """
         if self._session is not None:
             return self._narrowed(self._session, key, possible)
@@ -106,12 +115,12 @@ class Readings:
             if trial:
                 raise UnlearntError(f"{_name(key)}: not known where its examples are")
             if self.strict and lot:
-                raise UnsupportedModuleError(_UNTRIED.format(_name(key)))
+                raise UnreadError(_UNTRIED.format(_name(key)))
             return possible[0]
         for reading in possible:
             if known in (reading, reading[0]):
                 return reading
-        raise UnsupportedModuleError(_CHANGED.format(_name(key)))
+        raise UnreadError(_CHANGED.format(_name(key)))
 
     def _narrowed(self, session: _Session, key: Hashable, possible: Sequence[Reading]) -> Reading:
         before = session.seen.get(key)

@@ -118,11 +118,11 @@ class Tree:
                 "make_private; load weights without assign=True."
             )
 
-    def refuse_unseen_uses(self) -> None:
+    def refuse_unseen_uses(self, why: str | None = None) -> None:
         """Raise where a gradient came to a parameter's place past everything that watches it."""
         for slot in self.slots:
             if slot.unseen():
-                raise UnsupportedModuleError(UNSEEN.format(slot.name))
+                raise UnsupportedModuleError(why or UNSEEN.format(slot.name))
 
     def holder(self, names: Collection[str], running: Sequence[nn.Module]) -> str | None:
         """The name of the smallest of the modules that run which holds all parameters of these names, or None."""
