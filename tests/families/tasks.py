@@ -1,4 +1,4 @@
-"""What the families are trained on: batches of unlike examples, one loss for each, and an example without its padding."""
+"""What the families are trained on: batches of unlike examples, a loss for each, and one example without padding."""
 
 from __future__ import annotations
 

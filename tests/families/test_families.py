@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from families.compare import assert_same, by_capture, by_loop, trainable
+from families.compare import assert_same, by_capture, by_loop, released_and_expected
 from families.hugging_face import FAMILIES
-from families.tasks import Batch
-from torch.utils.data import DataLoader
-
-from adadp import PrivacyEngine
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def items(batch: Batch) -> list[Batch]:
-    return [{name: value[place] for name, value in batch.items()} for place in range(len(batch["labels"]))]
 
 
 @every_family
@@ -35,21 +26,5 @@ def test_gradients_are_those_of_each_example_alone(name: str, count: str) -> Non
 @every_family
 def test_a_private_step_is_the_sum_of_clipped_gradients(name: str) -> None:
     """As the engine releases it after its trials, with next to no noise."""
-    family, bound = FAMILIES[name], 0.1
-    task, model = family.task, family.make()
-    model, optimizer, loader = PrivacyEngine(seed=1).make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), noise_multiplier=1e-7,
-        data_loader=DataLoader(items(task.batch(8)), batch_size=4), max_grad_norm=bound, sampling="fixed",
-    )  # fmt: skip
-    plain = family.make()
-    for batch in loader:
-        plain.load_state_dict(model.state_dict())
-        expected = by_loop(plain, task, batch)
-        norms = torch.stack([value.flatten(1).norm(dim=1) for value in expected.values()]).norm(dim=0)
-        factors = (bound / norms).clamp(max=1) / 4
-        optimizer.zero_grad()
-        optimizer.backward(task.losses(model, batch))
-        optimizer.step()
-        clipped = {key: torch.tensordot(factors, value, 1)[None] for key, value in expected.items()}
-        released = {key: value.grad[None] for key, value in trainable(model).items() if value.grad is not None}
-        assert_same(released, clipped, 1e-4)
+    family = FAMILIES[name]
+    assert_same(*released_and_expected(family.make(), family.task), 1e-4)
