@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from adadp import PrivacyEngine
+from adadp.checks.containers import Arguments
+from adadp.checks.trial_runs import LossRuns
 from adadp.gradients.capture.capture import Capture
 
 Gradients = dict[str, Tensor]
@@ -41,6 +43,9 @@ def by_capture(model: nn.Module, task: Task, batch: Batch, called: Any = None) -
     count = len(batch["labels"])
     capture = Capture(model)
     try:
+        if count > 1:  # as the engine's trials do
+            arguments = Arguments.read((batch,), count, (0,))
+            LossRuns(capture, lambda rows: task.losses(model, rows), arguments).learn()
         capture.work_on(object(), count)
         task.losses(model if called is None else called, batch).sum().backward()
         ordinary = [name for name, parameter in model.named_parameters() if parameter.grad is not None]

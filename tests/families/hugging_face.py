@@ -173,6 +173,7 @@ FAMILIES: dict[str, Family] = {
     }),
     "mobilebert": Family(MASKED, "MobileBertConfig", "MobileBertForMaskedLM", {
         **ENCODER, "embedding_size": 8, "intra_bottleneck_size": 16, "num_feedforward_networks": 1,
+        "trigram_input": False,  # with it a text's last word sees the padding
     }),
     "mpnet": Family(MASKED, "MPNetConfig", "MPNetForMaskedLM", ENCODER),
     "modernbert": Family(MASKED, "ModernBertConfig", "ModernBertForMaskedLM", {

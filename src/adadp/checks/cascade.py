@@ -37,7 +37,8 @@ def learnt(runs: TrialRuns, attempt: Callable[[], Result]) -> Result:
 
     What has no rule goes through torch.func from then on, with a warning.
     """
-    learn = False
+    readings, learn = runs.capture.readings, False
+    before = readings.known()
     while True:
         try:
             if learn:
@@ -50,6 +51,9 @@ def learnt(runs: TrialRuns, attempt: Callable[[], Result]) -> Result:
         except UnruledError as error:
             runs.capture.send_through_func(error)
             learn = False
+        except BaseException:
+            readings.forget_since(before)
+            raise
 
 
 class Cascade:

@@ -29,6 +29,7 @@ from adadp.checks.short_trial import given_items
 from adadp.checks.trial_rows import KINDS, Row, all_differ, replaced, splits, unlike_rows
 from adadp.checks.trial_runs import RunResult, TrialRuns
 from adadp.errors import UnsupportedModuleError
+from adadp.gradients.capture.readings import UnlearntError
 
 _FEWEST, _MOST = 4, 8
 
@@ -206,6 +207,8 @@ class ModuleTrial:
     def _refuse_tables(self, whole: RunResult, fewer: RunResult) -> None:
         for (name, _, before), (_, _, after) in zip(whole.seen.inputs, fewer.seen.inputs, strict=False):
             if not one_row_less(before, after, len(self._rows), self._dimensions):
+                if not self._runs.capture.readings.learnt:  # a length was the number of rows by chance
+                    raise UnlearntError(name)
                 raise UnsupportedModuleError(
                     f"{name} does not see one row less when there is one example less (a table of positions, for "
                     "instance, or examples folded into another dimension): its gradients cannot be told apart by "

@@ -87,10 +87,11 @@ class UnruledError(UnsupportedModuleError):
 class Frame:
     """A watched module that runs."""
 
-    __slots__ = ("active", "module", "places", "shared")
+    __slots__ = ("active", "call", "module", "places", "shared")
 
-    def __init__(self, module: nn.Module, active: bool, shared: bool) -> None:
+    def __init__(self, module: nn.Module, active: bool, shared: bool, call: int) -> None:
         self.module, self.active = module, active
+        self.call = call  # which call of the module in this pass
         self.shared = shared  # whether it was given parameters as its input
         self.places: Counter[str] = Counter()  # operations and inputs so far, by name
 
@@ -134,6 +135,8 @@ class Capture:
         self._work = Work()
         self._batch: int | None = None  # how many examples an outermost module seems to be given outside of a microbatch
         self._running: list[Frame] = []
+        self._calls: Counter[int] = Counter()  # of each module (by id) in this pass
+        self._calls_again: Counter[int] = Counter()  # the same of what checkpointing runs again in the backward pass
         self._anchor = torch.zeros((), requires_grad=True)
         self._staged: list[Record] = []
         self._observed: Observed | None = None
@@ -247,7 +250,9 @@ class Capture:
             self._begin_pass()
         layer = self._tree.layer(module) if active else None
         shared = layer is not None and any(isinstance(part, Shared) for part in (*args, *kwargs.values()))
-        self._running.append(Frame(module, active, shared))
+        calls = self._calls if backward_pass() == -1 else self._calls_again
+        self._running.append(Frame(module, active, shared, calls[id(module)]))
+        calls[id(module)] += 1
         if layer is None:
             return
         if not shared:
@@ -290,6 +295,8 @@ class Capture:
 
     def _begin_pass(self) -> None:
         self._unread = None
+        self._calls.clear()
+        self._calls_again.clear()
         if not self._sleepers:
             self._tree.refuse_replaced()
         self._tree.guard()
@@ -398,7 +405,7 @@ class Capture:
         count: int,
     ) -> Any:
         others = [other for other in others if not self._tree.constant(other)]
-        if not others and (name not in EXPANDING or count == 1):
+        if not others and name not in EXPANDING:
             with kept_whole():
                 made = function(*with_values(args, _value), **with_values(kwargs, _value))
             return self._all_noted(made_shared(made, shared))
@@ -458,11 +465,11 @@ class Capture:
         if self._rows == 1:
             return possible[0]  # all of it is the one example's
         frame = self._running[-1] if self._running else None
-        number = 0
+        place = (0, 0)
         if frame is not None:
-            number = frame.places[name]
+            place = (frame.call, frame.places[name])
             frame.places[name] += 1
-        key = (self.module_name(self._place()), name, number)
+        key = (self.module_name(self._place()), name, *place)
         return self.readings.read(key, possible, trial=self._work.trial, lot=not self._work.aside)
 
     def _place(self) -> nn.Module:

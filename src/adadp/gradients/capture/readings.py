@@ -7,7 +7,7 @@ folded with the tokens of each), and what stays the same has none (positions, ta
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,12 +48,15 @@ class _Session:
 
 
 class Readings:
-    """The readings of one module tree. With `strict` nothing is guessed on a lot: the engine's trials come first."""
+    """The readings of one module tree. With `strict` nothing is guessed on a lot: the engine's trials come first.
+
+    `learnt` says whether runs were learnt from since the last `forget`.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Kind | Reading] = {}
         self._session: _Session | None = None
-        self.strict = False
+        self.strict = self.learnt = False
 
     @property
     def plain(self) -> bool:
@@ -83,6 +86,7 @@ class Readings:
         """
         session, self._session = self._session, None
         assert session is not None
+        self.learnt = True
         for key, possible in session.seen.items():
             best = possible[0]
             kept: Kind | Reading = best if best[0] == "at" else best[0]
@@ -92,6 +96,14 @@ class Readings:
     def abandon(self) -> None:
         """Forget the runs that were to be learnt from."""
         self._session = None
+
+    def known(self) -> Mapping[Hashable, Kind | Reading]:
+        """What was learnt so far."""
+        return dict(self._known)
+
+    def forget_since(self, known: Mapping[Hashable, Kind | Reading]) -> None:
+        """Keep only what was known then: the runs since were made with something else taken for the examples."""
+        self._known, self.learnt = dict(known), bool(known)
 
     def read(self, key: Hashable, possible: Sequence[Reading], *, trial: bool, lot: bool) -> Reading:
         """The reading of a place, of those that the shapes allow (the likeliest first).
