@@ -32,7 +32,8 @@ class Calibrated:
     spent: Spent
 
 
-def _require_target(epsilon: float, delta: float) -> None:
+def require_target(epsilon: float, delta: float) -> None:
+    """Refuse a target that is not a finite epsilon above 0 at a delta in (0, 1)."""
     require_delta(delta)
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigurationError(f"the target epsilon must be a finite number above 0, not {epsilon!r}")
@@ -65,7 +66,7 @@ def calibrate_noise(
 
     Raises `ConfigurationError` when no amount of noise suffices: releases whose noise is fixed cost too much.
     """
-    _require_target(epsilon, delta)
+    require_target(epsilon, delta)
     chosen = get_accountant(accountant)
 
     def spend(sigma: float) -> Spent:
@@ -133,7 +134,7 @@ def most(
     is returned without being accounted for: it means that not even 1 fits. `guess` is where the search
     begins.
     """
-    _require_target(epsilon, delta)
+    require_target(epsilon, delta)
     if at_most < 1:
         return 0
     chosen = get_accountant(accountant)
