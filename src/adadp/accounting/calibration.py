@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adadp.accounting.accountants import Spent, get_accountant, require_delta
+from adadp.accounting.accountants import Spent, get_accountant, require_target
 from adadp.accounting.composition import Composition
 from adadp.accounting.events import Neighbours
 from adadp.errors import AccountingError, ConfigurationError
@@ -30,13 +30,6 @@ class Calibrated:
 
     noise_multiplier: float
     spent: Spent
-
-
-def require_target(epsilon: float, delta: float) -> None:
-    """Refuse a target that is not a finite epsilon above 0 at a delta in (0, 1)."""
-    require_delta(delta)
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigurationError(f"the target epsilon must be a finite number above 0, not {epsilon!r}")
 
 
 def _interpolate(low: tuple[float, float], high: tuple[float, float], target: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adadp.accounting import gaussian
-from adadp.accounting.calibration import require_target
+from adadp.accounting.accountant import require_target
 from adadp.accounting.composition import canonical
 from adadp.accounting.events import Event, Neighbours
 from adadp.audit.attack import Transcript

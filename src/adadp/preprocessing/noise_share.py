@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from adadp.accounting import gaussian
+from adadp.accounting.accountant import require_target
 from adadp.errors import ConfigurationError
 
 
@@ -15,10 +16,7 @@ def noise_multiplier_for_share(epsilon: float, delta: float, share: float = 0.1)
     the single Gaussian release that would spend all of it. This is a plan, not a guarantee: what is spent
     follows from the events, and the training noise is calibrated with those events counted.
     """
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigurationError(f"epsilon must be a finite number above 0, not {epsilon!r}")
-    if not 0 < delta < 1:
-        raise ConfigurationError(f"delta must be in (0, 1), not {delta!r}")
+    require_target(epsilon, delta)
     if not 0 < share <= 1:
         raise ConfigurationError(f"share must be in (0, 1], not {share!r}")
     whole = 1 / max(gaussian.mu_for(epsilon, delta), 1e-300)
