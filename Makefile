@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test test-all lint types imports format wheel bench results results-check clean
+.PHONY: demo test test-all lint types imports format size wheel bench results results-check clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -29,6 +29,10 @@ imports: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix src lab tests examples
 	$(BIN)/ruff format src lab tests examples
+
+# Lines of code of each package, without docstrings, comments and blank lines.
+size: $(STAMP)
+	$(BIN)/python -m adadp_lab.report.size
 
 # Both wheels, installed together into an empty environment outside the checkout, where the demo is run.
 wheel: $(STAMP)

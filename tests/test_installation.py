@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -39,6 +40,14 @@ def test_the_lab_runs_without_installation(package: str, option: str, tmp_path: 
 def test_the_library_does_not_need_the_lab(tmp_path: Path) -> None:
     code = "import adadp.cli, adadp.engine, adadp.training.loop, sys; print('adadp_lab' in sys.modules)"
     assert run_uninstalled("-c", code, cwd=tmp_path).strip() == "False"
+
+
+def test_entry_points_of_the_lab_exist() -> None:
+    points = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]["entry-points"]["adadp.commands"]
+    assert set(points) == {"bench", "pretrain", "reproduce"}
+    for name, point in points.items():
+        module, _, function = point.partition(":")
+        assert callable(getattr(importlib.import_module(module), function)), name
 
 
 def test_one_version() -> None:

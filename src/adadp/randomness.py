@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -148,6 +148,17 @@ class Randomness:
             return torch.from_numpy(uniform_from(source.digest, count))
 
         return Stream(draw)
+
+
+@overload
+def derived(seed: int, purpose: str) -> int: ...
+@overload
+def derived(seed: int | None, purpose: str) -> int | None: ...
+def derived(seed: int | None, purpose: str) -> int | None:
+    """A seed for one purpose, where there is one for all: the streams of different purposes share nothing."""
+    if seed is None:
+        return None
+    return int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:8], "big") >> 1
 
 
 def with_tails(drawn: Tensor, generator: torch.Generator) -> Tensor:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from adadp.accounting import gaussian
 from adadp.accounting.events import Gaussian
 from adadp.errors import BudgetExhaustedError, ConfigurationError
 from adadp.preprocessing import DPPCA, DPStandardScaler, noise_multiplier_for_share, release
-from adadp.preprocessing.noise_share import gaussian_delta
 from adadp.preprocessing.scaler import SHARES
 
 
@@ -116,6 +116,6 @@ def test_no_noise_is_refused(make, sigma):
 
 def test_share_of_a_budget():
     whole = noise_multiplier_for_share(1.0, 1e-5, share=1.0)
-    assert gaussian_delta(1.0, whole) == pytest.approx(1e-5, rel=1e-6)
+    assert gaussian.delta(1 / whole, 1.0) == pytest.approx(1e-5, rel=1e-6)
     assert whole == pytest.approx(3.7304, abs=1e-3)  # the analytic Gaussian mechanism's published value
     assert noise_multiplier_for_share(1.0, 1e-5, share=0.1) == pytest.approx(whole * math.sqrt(10))

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adadp.models.pretraining import RECIPES
 from adadp_lab.paper.item import Item, Job, Options, Record, Report
 from adadp_lab.paper.learning import train
 from adadp_lab.paper.paper_records import Records
@@ -27,6 +26,7 @@ from adadp_lab.paper.runner import run
 from adadp_lab.paper.table1 import DELTA
 from adadp_lab.paper.tasks import prepare
 from adadp_lab.paper.workbench import Workbench
+from adadp_lab.pretraining.features import RECIPES
 from adadp_lab.report.tables import table
 
 EPSILONS = (0.3, 0.5, 1.0, 1.775)

@@ -23,10 +23,10 @@ from adadp.algorithms import Algorithm
 from adadp.clipping import Clipping, Ellipsoid, Flat, Grouped
 from adadp.engine import PrivacyEngine
 from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.randomness import derived
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes import Kronecker, Public
 from adadp.training.lot_loop import ShuffledLots, each_lot
-from adadp.training.planning import derived
 from adadp_lab.paper.accounts import Theorem1, noise_for
 from adadp_lab.paper.distributions import look
 from adadp_lab.paper.tasks import Prepared, prepare

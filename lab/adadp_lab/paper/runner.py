@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from adadp import models
 from adadp.data import load
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp_lab.paper.item import Item, Job, Options, Record
 from adadp_lab.paper.paper_records import Records
 from adadp_lab.paper.workbench import Workbench
+from adadp_lab.pretraining import pretrain, weights_path
 
 
 @dataclass
@@ -122,12 +122,12 @@ def _missing(
                 checked[kind, name] = ""
                 if kind == "data":
                     load(name, data_dir=data_dir)
-                elif not models.weights_path(name).exists():
+                elif not weights_path(name).exists():
                     if options.quick:
                         checked[kind, name] = f"its convolutions are not pre-trained yet: adadp pretrain {name}"
                     else:
                         say(f"pre-training the {name} net's convolutions on CIFAR-100, once (adadp pretrain {name})")
-                        models.pretrain(name, data_dir=data_dir, device=options.device)
+                        pretrain(name, data_dir=data_dir, device=options.device)
             except (PrivacyError, OSError) as error:
                 checked[kind, name] = " ".join(str(error).split())
         if checked[kind, name]:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from adadp.models.pretraining import RECIPES
 from adadp_lab.paper.accounts import account_job
 from adadp_lab.paper.contenders import CIFAR10, EXAMPLES, MNIST, PAPER, run_job
 from adadp_lab.paper.item import Item, Job, Options, Record, Report, register
 from adadp_lab.paper.learning import marks, train
+from adadp_lab.pretraining.features import RECIPES
 
 DELTA = 1e-4
 NOISE: dict[str, dict[str, float]] = {

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadp import models
 from adadp.data import load
 from adadp.preprocessing import DPPCA
 from adadp_lab.paper.feature_scaling import scaled
+from adadp_lab.pretraining import load_features, pretrain, untrained
 
 T = TypeVar("T")
 #: Training inputs and labels, test inputs and labels, on the device.
@@ -101,9 +101,9 @@ class Workbench:
         """As `features`, of all blocks and not scaled: what takes seconds."""
 
         def make() -> tuple[Split, Callable[[Tensor], Tensor], Tensor]:
-            kept = models.pretrain(net, data_dir=self.data_dir, device=self.device)
-            model = models.untrained(net)
-            models.load_features(model, kept)
+            kept = pretrain(net, data_dir=self.data_dir, device=self.device)
+            model = untrained(net)
+            load_features(model, kept)
             # Evaluation mode makes batch normalisation a constant: no example feels another.
             convolutions = cast(torch.nn.Module, model.features).to(self.device).eval()
 

@@ -52,6 +52,13 @@ def require_epsilon(epsilon: float) -> None:
         raise ConfigurationError(f"epsilon must be a finite number >= 0, not {epsilon!r}")
 
 
+def require_target(epsilon: float, delta: float) -> None:
+    """Refuse what nothing can be held to: an epsilon that is not finite and above 0, or a delta outside (0, 1)."""
+    require_delta(delta)
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ConfigurationError(f"the target epsilon must be a finite number above 0, not {epsilon!r}")
+
+
 class Accountant(abc.ABC):
     """Bounds the cost of compositions. Register a subclass with `@accountant(name)`.
 

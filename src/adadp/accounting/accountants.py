@@ -26,6 +26,7 @@ from adadp.accounting.accountant import (
     get_accountant,
     require_delta,
     require_epsilon,
+    require_target,
     sampling_refusal,
 )
 from adadp.accounting.composition import Canonical
@@ -44,6 +45,7 @@ __all__ = [
     "get_accountant",
     "require_delta",
     "require_epsilon",
+    "require_target",
 ]
 
 THEOREM1_NOTE = (

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adadp.accounting.accountants import Spent, get_accountant, require_delta
+from adadp.accounting.accountants import Spent, get_accountant, require_target
 from adadp.accounting.composition import Composition
 from adadp.accounting.events import Neighbours
 from adadp.errors import AccountingError, ConfigurationError
@@ -30,12 +30,6 @@ class Calibrated:
 
     noise_multiplier: float
     spent: Spent
-
-
-def _require_target(epsilon: float, delta: float) -> None:
-    require_delta(delta)
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigurationError(f"the target epsilon must be a finite number above 0, not {epsilon!r}")
 
 
 def _interpolate(low: tuple[float, float], high: tuple[float, float], target: float) -> float:
@@ -65,7 +59,7 @@ def calibrate_noise(
 
     Raises `ConfigurationError` when no amount of noise suffices: releases whose noise is fixed cost too much.
     """
-    _require_target(epsilon, delta)
+    require_target(epsilon, delta)
     chosen = get_accountant(accountant)
 
     def spend(sigma: float) -> Spent:
@@ -133,7 +127,7 @@ def most(
     is returned without being accounted for: it means that not even 1 fits. `guess` is where the search
     begins.
     """
-    _require_target(epsilon, delta)
+    require_target(epsilon, delta)
     if at_most < 1:
         return 0
     chosen = get_accountant(accountant)

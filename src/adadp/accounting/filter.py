@@ -16,6 +16,7 @@ import math
 import operator
 from fractions import Fraction
 
+from adadp.accounting.accountant import require_target
 from adadp.accounting.composition import Composition, canonical
 from adadp.accounting.events import Event, Neighbours, RenyiBlock, Uncovered
 from adadp.errors import AccountingError, BudgetExhaustedError, ConfigurationError
@@ -46,11 +47,7 @@ class RenyiFilter:
         neighbours: Neighbours = Neighbours.ADD_REMOVE,
     ) -> None:
         """Fix the budget and the order at which it is spent. `best_order` knows one for a planned event."""
-        from adadp.accounting.accountants import require_delta
-
-        require_delta(delta)
-        if not (math.isfinite(epsilon) and epsilon > 0):
-            raise ConfigurationError(f"epsilon must be a finite number above 0, not {epsilon!r}")
+        require_target(epsilon, delta)
         if not (math.isfinite(order) and order > 1.01):
             raise ConfigurationError(f"order must be a finite number above 1.01, not {order!r}")
         self.epsilon, self.delta, self.order = epsilon, delta, order

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adadp.clipping import Clipping, Local
+from adadp.clipping import Local
 from adadp.gradients.collection import Gradients
 from adadp.mechanism.sums import BoundedSums
 from adadp.shapes import Raw, Shape
@@ -59,16 +59,3 @@ class LotLocal(Local):
             bounded = {name: value * factor for name, value in averages.items()}
         # The step divides by the lot, the noise included: sigma_i / L on the average.
         return BoundedSums({name: value * self.expected_lot for name, value in bounded.items()})
-
-
-def as_published(reading: str, settings: Mapping[str, Any]) -> Clipping:
-    """The paper's clipping in the "example" or the "lot" reading."""
-    box = {key: settings[key] for key in ("beta", "threshold")}
-    if reading == "lot":
-        return LotLocal(settings["max_grad_norm"], source=SquaredAverage(decay=settings["decay"]), **box)
-    return Local(settings["max_grad_norm"], source=Raw(decay=settings["decay"]), **box)
-
-
-def reasons_of(reading: str) -> tuple[str, ...]:
-    """Why no proof covers a reading of the paper; empty for "sound"."""
-    return {"example": (RAW_REASON,), "lot": (AVERAGE_REASON, RAW_REASON)}.get(reading, ())

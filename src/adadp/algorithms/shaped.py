@@ -5,22 +5,15 @@ In the sound reading the shape comes from probes; in the paper's own it comes fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from torch import nn
 from torch.optim import Optimizer
 
 from adadp.algorithms.algorithm import Algorithm, Task
-from adadp.algorithms.published import as_published, reasons_of
-from adadp.clipping import Clipping, Ellipsoid
-from adadp.shapes import Kronecker
-
-
-def from_probes(task: Task, settings: Mapping[str, Any]) -> Clipping:
-    """An ellipsoid whose axes follow the gradients of synthetic inputs: no data is touched, so it costs nothing."""
-    shape = Kronecker(settings["before"], settings["after"], damping=settings["damping"], rank=settings["rank"])
-    return Ellipsoid(settings["max_grad_norm"], shape=shape, source=task.probe(settings["probes"], settings["refresh"]))
+from adadp.algorithms.published import AVERAGE_REASON, RAW_REASON, LotLocal, SquaredAverage
+from adadp.clipping import Clipping, Ellipsoid, Local
+from adadp.shapes import Kronecker, Raw
 
 
 class ShapedNoise(Algorithm):
@@ -30,10 +23,18 @@ class ShapedNoise(Algorithm):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        return reasons_of(self.reading)
+        return {"example": (RAW_REASON,), "lot": (AVERAGE_REASON, RAW_REASON)}.get(self.reading, ())
 
     def clipping(self, task: Task) -> Clipping:
-        return from_probes(task, self.settings) if self.sound else as_published(self.reading, self.settings)
+        settings = self.settings
+        if self.sound:  # an ellipsoid whose axes follow the gradients of synthetic inputs: that costs nothing
+            shape = Kronecker(settings["before"], settings["after"], damping=settings["damping"], rank=settings["rank"])
+            source = task.probe(settings["probes"], settings["refresh"])
+            return Ellipsoid(settings["max_grad_norm"], shape=shape, source=source)
+        box = {key: settings[key] for key in ("beta", "threshold")}
+        if self.reading == "lot":
+            return LotLocal(settings["max_grad_norm"], source=SquaredAverage(decay=settings["decay"]), **box)
+        return Local(settings["max_grad_norm"], source=Raw(decay=settings["decay"]), **box)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return self._sgd(parameters)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,8 +14,7 @@ from torch.utils.data import TensorDataset
 from adadp.accounting.events import Neighbours
 from adadp.audit.attack import Transcript
 from adadp.audit.target import Target
-from adadp.errors import ConfigurationError, UntriedWarning
-from adadp.mechanism.optimizer import BudgetWarning
+from adadp.errors import ConfigurationError
 
 Example = tuple[Tensor, int]
 """One input, without a batch dimension, and its class."""
@@ -119,11 +117,8 @@ class ExampleThreat:
         started = self.target.started(model, TensorDataset(rows, labels), self._probes, seed)
         if not (inside or replaced):
             started.leave_out(torch.tensor([0]))
-        started.optimizer._step.capture.on_first_call = None  # a plain feed-forward net keeps examples apart
         seen: list[list[float]] = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BudgetWarning)
-            warnings.simplefilter("ignore", UntriedWarning)  # its loops are known, and are trained a thousand times
+        with started.unsupervised():
             for _, (batch, targets) in started.lots(setting.attacked):
                 before = judge.look(model) if self.white_box else None
                 started.optimizer.zero_grad()

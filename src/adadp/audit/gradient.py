@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,7 @@ from adadp.audit.canaries import CANARIES, LENGTH, OTHERS, Layers, Sizes
 from adadp.audit.examples import Examples
 from adadp.audit.observer import PER_STEP, GradientObserver
 from adadp.audit.target import Started, Target
-from adadp.errors import ConfigurationError, UntriedWarning
-from adadp.mechanism.optimizer import BudgetWarning
+from adadp.errors import ConfigurationError
 
 DEFAULT_SIZES: Sizes = ((8, 4), (8, 4))
 
@@ -74,11 +72,8 @@ class GradientThreat:
         if not (inside or replaced):
             started.leave_out(torch.tensor([0]))
         observer = GradientObserver(started, world, setting.rate, setting.examples - 1)
-        started.optimizer._step.capture.on_first_call = None  # these layers keep examples apart: seen once, known
         whole = self.target.options.get("loss_reduction") == "sum"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BudgetWarning)  # a privacy filter may end a run: that is no surprise
-            warnings.simplefilter("ignore", UntriedWarning)  # its loops are known, and are trained a thousand times
+        with started.unsupervised():
             for lot, (role, *data) in started.lots(setting.attacked):
                 _step(started, world, role, data, lot, whole)
         started.engine.detach(started.model)
@@ -90,10 +85,7 @@ class GradientThreat:
         world = _World(self.names[0], self.sizes, setting.steps)
         silent = TensorDataset(torch.zeros(setting.examples))
         started = self.target.started(Layers(self.sizes), silent, self._probes, 0)
-        started.optimizer._step.capture.on_first_call = None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BudgetWarning)
-            warnings.simplefilter("ignore", UntriedWarning)  # its loops are known, and are trained a thousand times
+        with started.unsupervised():
             for lot, (role,) in started.lots(setting.steps):
                 _step(started, world, role, [], lot, False)
         return started

@@ -7,7 +7,6 @@ they contradict the claim a second set, of as many trials again, tests the same 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from adadp.audit.attack import Attack, Transcript, choose
 from adadp.audit.bounds import Claim, Counts, Errors, trials_needed
 from adadp.audit.verdict import confirming
 from adadp.errors import ConfigurationError
+from adadp.randomness import derived
 
 PILOT = 0.3
 """The part of the trials that chooses the attack."""
@@ -150,14 +150,9 @@ class _Series:
         found = []
         for _ in range(count):
             inside = self._coins.random() < 0.5
-            found.append((inside, self._threat.trial(canary, inside, self._next_seed())))
+            seed = derived(self._seed, f"trial {self.done} of audit")
+            found.append((inside, self._threat.trial(canary, inside, seed)))
             self.done += 1
             if self._report is not None:
                 self._report(self.done)
         return found
-
-    def _next_seed(self) -> int | None:
-        if self._seed is None:
-            return None
-        digest = hashlib.sha256(f"trial {self.done} of audit {self._seed}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") >> 1

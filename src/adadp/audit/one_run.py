@@ -15,7 +15,6 @@ be far beyond 99.9%: of few canaries a single run cannot be.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ from adadp.audit.result import SYNTHETIC_NOTE
 from adadp.audit.target import Target
 from adadp.audit.verdict import MORE, Judged, confirming
 from adadp.errors import ConfigurationError
+from adadp.randomness import derived
 
 _MOST_RUNS = 50  # of the second set: what it would take more for is refused
 
@@ -199,16 +199,11 @@ def run(target: Target, promise: Promise, *, confidence: float = 0.95, seed: int
     correct = _right_guesses(target, third, seed)
     found = OneRunAudit(name, promise, count, 2 * third, correct, confidence, 0.0, target.describe())
     if found.contradicted:
-        second = tuple(_right_guesses(target, third, _seed_of(run, seed)) for run in range(1, again + 1))
+        second = tuple(
+            _right_guesses(target, third, derived(seed, f"run {run} of audit")) for run in range(1, again + 1)
+        )
         found = replace(found, correct_again=second)
     return replace(found, seconds=time.perf_counter() - started_at)
-
-
-def _seed_of(run: int, seed: int | None) -> int | None:
-    """A seed of its own for each run of the second set."""
-    if seed is None:
-        return None
-    return int.from_bytes(hashlib.sha256(f"run {run} of audit {seed}".encode()).digest()[:8], "big") >> 1
 
 
 def _right_guesses(target: Target, third: int, seed: int | None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adadp.accounting import gaussian
-from adadp.accounting.accountants import require_delta
+from adadp.accounting.accountant import require_target
 from adadp.accounting.composition import canonical
 from adadp.accounting.events import Event, Neighbours
 from adadp.audit.attack import Transcript
@@ -44,9 +44,7 @@ class PreprocessingThreat:
     @classmethod
     def for_epsilon(cls, estimator: str, epsilon: float, delta: float, **options: Any) -> PreprocessingThreat:
         """With the noise at which fitting costs `epsilon`."""
-        require_delta(delta)
-        if not (math.isfinite(epsilon) and epsilon > 0):
-            raise ConfigurationError(f"the target epsilon must be a finite number above 0, not {epsilon!r}")
+        require_target(epsilon, delta)
         return cls(estimator, 1 / gaussian.mu_for(epsilon, delta), **options)
 
     def _made(self, seed: int | None) -> DPPCA | DPStandardScaler:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,8 +21,8 @@ from adadp.algorithms import Algorithm, Task
 from adadp.algorithms.dpsgd import DPSGD
 from adadp.clipping import Clipping
 from adadp.engine import PrivacyEngine
-from adadp.errors import ConfigurationError
-from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.errors import ConfigurationError, UntriedWarning
+from adadp.mechanism.optimizer import BudgetWarning, PrivateOptimizer
 from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.schemes import Sampling, scheme
@@ -137,6 +139,15 @@ class Started:
     def leave_out(self, absent: Tensor) -> None:
         """From now on no lot holds these examples: the dataset without them, its public numbers unchanged."""
         self.loader.sampling = Without(self.loader.sampling, absent)
+
+    @contextmanager
+    def unsupervised(self) -> Iterator[None]:
+        """For loops that are known, and are run a thousand times: nothing is tried on them, and no warning is given."""
+        self.optimizer._step.capture.on_first_call = None  # the attacked models keep examples apart
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BudgetWarning)  # a privacy filter may end a run: that is no surprise
+            warnings.simplefilter("ignore", UntriedWarning)
+            yield
 
     def lots(self, count: int) -> Iterator[tuple[int, Any]]:
         """Batches, each with the number of its lot, until `count` lots were given out or a budget ends them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from adadp.cli import account, audit, calibrate, evaluate, ledger, predict, pretrain, train
+from adadp.cli import account, audit, calibrate, evaluate, ledger, predict, train
 from adadp.cli.commands import Commands
 
 app = typer.Typer(
@@ -24,7 +24,6 @@ app.command("predict")(predict.predict)
 app.command("audit")(audit.audit)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
-app.command("pretrain")(pretrain.pretrain)
 app.add_typer(ledger.app, name="ledger")
 
 __all__ = ["app"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-import typer
-
 from adadp.cli import pipeline as options
+from adadp.cli.output import JsonOption, option
 from adadp.errors import AccountingError, ConfigurationError
 
 
@@ -16,13 +15,13 @@ def account(
     lot: options.Lot,
     noise_multiplier: options.NoiseMultiplier,
     steps: options.Steps,
-    delta: Annotated[float | None, typer.Option(help="Give delta to get epsilon.", show_default=False)] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Or give epsilon to get delta.", show_default=False)] = None,
+    delta: Annotated[float | None, option("Give delta to get epsilon.")] = None,
+    epsilon: Annotated[float | None, option("Or give epsilon to get delta.")] = None,
     accountant: options.AccountantOption = None,
     sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
     plot: options.PlotOption = None,
-    json_output: options.JsonOption = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Epsilon for a delta, or delta for an epsilon."""
     from adadp.accounting.accountants import get_accountant

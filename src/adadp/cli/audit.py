@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adadp.cli import script as own
-from adadp.cli.output import print_list, print_table
+from adadp.cli.output import DataDirOption, JsonOption, option, print_list, print_table
 from adadp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,49 +22,45 @@ if TYPE_CHECKING:
     from adadp.audit.result import Audit
 
 
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
-
-
 def audit(
     context: typer.Context,
-    algorithm: Annotated[str, _option("adadp, dpsgd, adal, adan, agd, dpopt; or dp-pca, dp-scaler. [adadp]")] = "adadp",
+    algorithm: Annotated[str, option("adadp, dpsgd, adal, adan, agd, dpopt; or dp-pca, dp-scaler. [adadp]")] = "adadp",
     reading: Annotated[
-        str | None, _option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
+        str | None, option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
     ] = None,
     dataset: Annotated[
-        str | None, _option("All others are real examples: digits, mnist, ... Every trial is charged. [synthetic]")
+        str | None, option("All others are real examples: digits, mnist, ... Every trial is charged. [synthetic]")
     ] = None,
-    data_dir: Annotated[str | None, _option("Where data sets lie.")] = None,
+    data_dir: DataDirOption = None,
     threat: Annotated[
-        str, _option("gradient, white-box, black-box: what the auditor may do and see. [gradient]")
+        str, option("gradient, white-box, black-box: what the auditor may do and see. [gradient]")
     ] = "gradient",
-    epsilon: Annotated[float | None, _option("Calibrate the noise to this budget. [2.0]")] = None,
-    delta: Annotated[float, _option("The delta of the guarantee. [1e-5]")] = 1e-5,
-    noise_multiplier: Annotated[float | None, _option("Or give the noise over the bound (sigma).")] = None,
-    examples: Annotated[int | None, _option("Examples in a trial, the canary included. [16]")] = None,
-    lot: Annotated[int | None, _option("Expected examples in a step. [all; of a data set about 4 sqrt(N)]")] = None,
-    steps: Annotated[int, _option("Steps of a run. [8]")] = 8,
-    watched: Annotated[int | None, _option("Run and attack only the first of them. [all]")] = None,
+    epsilon: Annotated[float | None, option("Calibrate the noise to this budget. [2.0]")] = None,
+    delta: Annotated[float, option("The delta of the guarantee. [1e-5]")] = 1e-5,
+    noise_multiplier: Annotated[float | None, option("Or give the noise over the bound (sigma).")] = None,
+    examples: Annotated[int | None, option("Examples in a trial, the canary included. [16]")] = None,
+    lot: Annotated[int | None, option("Expected examples in a step. [all; of a data set about 4 sqrt(N)]")] = None,
+    steps: Annotated[int, option("Steps of a run. [8]")] = 8,
+    watched: Annotated[int | None, option("Run and attack only the first of them. [all]")] = None,
     canary: Annotated[
-        list[str] | None, _option("Try only this canary (flipping, mislabelled, ...). Repeatable. [all]")
+        list[str] | None, option("Try only this canary (flipping, mislabelled, ...). Repeatable. [all]")
     ] = None,
     layers: Annotated[
-        str | None, _option("Sizes of the attacked layers, columns x rows, such as 60x1000,1000x10. [8x4,8x4]")
+        str | None, option("Sizes of the attacked layers, columns x rows, such as 60x1000,1000x10. [8x4,8x4]")
     ] = None,
-    one_run: Annotated[bool, _option("One run in which all examples are canaries.", "--one-run")] = False,
-    trials: Annotated[int, _option("Runs with and without the canary. [1000]")] = 1000,
-    confidence: Annotated[float, _option("Of the bound. The word violated takes 0.999 or more. [0.95]")] = 0.95,
-    seed: Annotated[int | None, _option("Repeatable trials. [none]")] = None,
-    ledger: Annotated[str | None, _option("The data set's ledger, which all trials are charged to.")] = None,
+    one_run: Annotated[bool, option("One run in which all examples are canaries.", "--one-run")] = False,
+    trials: Annotated[int, option("Runs with and without the canary. [1000]")] = 1000,
+    confidence: Annotated[float, option("Of the bound. The word violated takes 0.999 or more. [0.95]")] = 0.95,
+    seed: Annotated[int | None, option("Repeatable trials. [none]")] = None,
+    ledger: Annotated[str | None, option("The data set's ledger, which all trials are charged to.")] = None,
     script: Annotated[
-        str | None, _option("Measure a loop of your own in place of an attack: train.py:main, called with a dataset.")
+        str | None, option("Measure a loop of your own in place of an attack: train.py:main, called with a dataset.")
     ] = None,
     dataset_from: Annotated[
-        str | None, _option("Where --script's dataset is: an object or a function, train.py:data. [train.py:dataset]")
+        str | None, option("Where --script's dataset is: an object or a function, train.py:data. [train.py:dataset]")
     ] = None,
-    report: Annotated[Path | None, _option("Write numbers, a plot and a page into this folder.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
+    report: Annotated[Path | None, option("Write numbers, a plot and a page into this folder.")] = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Attack an algorithm, and compare what leaks with what is guaranteed.
 
@@ -207,8 +203,8 @@ def _settling(found: Audit | OneRunAudit, context: typer.Context) -> str | None:
     if not found.suspicious:
         return None
     values, words = found.more, ["adadp", "audit"]
-    for option in context.command.params:
-        name, value = str(option.name), context.params.get(str(option.name))
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
         if name in values:
             value = values[name]
         elif value is None or getattr(context.get_parameter_source(name), "name", "") != "COMMANDLINE":
@@ -216,7 +212,7 @@ def _settling(found: Audit | OneRunAudit, context: typer.Context) -> str | None:
         if name == "seed":
             value += 1
         for each in value if isinstance(value, (list, tuple)) else [value]:
-            words += [option.opts[0]] if each is True else [option.opts[0], str(each)]
+            words += [parameter.opts[0]] if each is True else [parameter.opts[0], str(each)]
     return shlex.join(words)
 
 

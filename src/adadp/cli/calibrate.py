@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from adadp.cli import pipeline as options
+from adadp.cli.output import JsonOption, option
 from adadp.errors import ConfigurationError
 
 
@@ -14,13 +13,13 @@ def calibrate(
     examples: options.Examples,
     lot: options.Lot,
     steps: options.Steps,
-    epsilon: Annotated[float, typer.Option(help="The budget's epsilon.", show_default=False)],
-    delta: Annotated[float, typer.Option(help="The budget's delta.", show_default=False)],
+    epsilon: Annotated[float, option("The budget's epsilon.")],
+    delta: Annotated[float, option("The budget's delta.")],
     accountant: options.AccountantOption = None,
     sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
     plot: options.PlotOption = None,
-    json_output: options.JsonOption = False,
+    json_output: JsonOption = False,
 ) -> None:
     """The smallest noise multiplier with which the whole pipeline keeps to a budget."""
     from adadp.accounting.calibration import calibrate_noise

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from adadp.cli.output import print_list, print_table
+from adadp.cli.output import DataDirOption, JsonOption, RunArgument, option, print_list, print_table
 from adadp.errors import ConfigurationError
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)],
+    run: RunArgument,
     dataset: Annotated[
-        str | None,
-        typer.Option(
-            help="A data set by name (its test split) or a path. [the run's own, by name]", show_default=False
-        ),
+        str | None, option("A data set by name (its test split) or a path. [the run's own, by name]")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The label's column. [the run's]", show_default=False)] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where data sets lie.", show_default=False)] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
+    label: Annotated[str | None, option("The label's column. [the run's]")] = None,
+    data_dir: DataDirOption = None,
+    json_output: JsonOption = False,
 ) -> None:
     """How often a finished run is right, its preprocessing included."""
     from adadp import data
@@ -52,14 +48,8 @@ def evaluate(
     found = finished.predict(held)
     accuracy = float((found == held.labels).float().mean())
     if json_output:
-        values = {
-            "accuracy": accuracy,
-            "examples": len(held),
-            "dataset": name,
-            "run": str(run),
-            "note": data.HELD_OUT_NOTE,
-        }
-        typer.echo(json.dumps(values))
+        values = {"accuracy": accuracy, "examples": len(held), "dataset": name, "run": str(run)}
+        typer.echo(json.dumps({**values, "note": data.HELD_OUT_NOTE}))
         return
     print_table(str(run), [("accuracy", f"{accuracy:.2%} on {len(held):,} examples of {name}")])
     print_list("Note", [data.HELD_OUT_NOTE])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adadp.cli import pipeline as options
-from adadp.cli.output import print_table
+from adadp.cli.output import JsonOption, argument, option, print_table
 from adadp.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="What was released on a dataset, over all runs.")
 
-PathArgument = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]
-DatasetOption = Annotated[str | None, typer.Option(help="The dataset it has to belong to.", show_default=False)]
+PathArgument = Annotated[Path, argument("The ledger's file.")]
+DatasetOption = Annotated[str | None, option("The dataset it has to belong to.")]
 DeltaOption = Annotated[float, typer.Option(help="The delta at which everything is composed.")]
 
 
@@ -37,7 +37,7 @@ def show(
     path: PathArgument,
     delta: DeltaOption = 1e-5,
     accountant: options.AccountantOption = None,
-    json_output: options.JsonOption = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Every run, and the guarantee of all of them together."""
     from adadp.accounting.events import event_to_json
@@ -98,12 +98,10 @@ def _rows(ledger: Ledger) -> list[tuple[str, str]]:
 def add(
     path: PathArgument,
     dataset: DatasetOption = None,
-    examples: Annotated[int | None, typer.Option(help="Size N of the dataset.", show_default=False)] = None,
-    lot: Annotated[int | None, typer.Option(help="Expected size L of a lot.", show_default=False)] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Number T of steps.", show_default=False)] = None,
+    examples: Annotated[int | None, option("Size N of the dataset.")] = None,
+    lot: Annotated[int | None, option("Expected size L of a lot.")] = None,
+    noise_multiplier: Annotated[float | None, option("Noise over one example's bound (sigma).")] = None,
+    steps: Annotated[int | None, option("Number T of steps.")] = None,
     sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
     note: Annotated[str, typer.Option(help="What this was.")] = "",
@@ -142,12 +140,10 @@ def add(
 def check(
     path: PathArgument,
     dataset: DatasetOption = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The budget that must not be exceeded.", show_default=False)
-    ] = None,
+    epsilon: Annotated[float | None, option("The budget that must not be exceeded.")] = None,
     delta: DeltaOption = 1e-5,
     accountant: options.AccountantOption = None,
-    json_output: options.JsonOption = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Verify the ledger; with --epsilon also that it keeps to a budget (exit code 1 if not)."""
     from adadp.accounting.accountants import require_delta, require_epsilon

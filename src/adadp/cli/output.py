@@ -1,8 +1,27 @@
-"""Tables for people."""
+"""What commands share: their options, and tables for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def option(help: str, *names: str) -> Any:
+    """An option whose help says itself what is taken where it is left out."""
+    return typer.Option(*names, help=help, show_default=False)
+
+
+def argument(help: str) -> Any:
+    """A positional argument that has to be given."""
+    return typer.Argument(help=help, show_default=False)
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+RunArgument = Annotated[Path, argument("The run's folder.")]
+DataDirOption = Annotated[str | None, option("Where data sets lie.")]
 
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:

@@ -15,7 +15,8 @@ import typer
 from adadp.accounting.events import Event, Gaussian, Neighbours
 from adadp.accounting.guarantee import PUBLIC_NUMBER
 from adadp.cli.messages import warn
-from adadp.cli.output import print_list, print_table
+from adadp.cli.output import JsonOption as JsonOption
+from adadp.cli.output import option, print_list, print_table
 from adadp.errors import ConfigurationError
 from adadp.sampling.schemes import scheme
 
@@ -34,19 +35,16 @@ class SamplingName(enum.StrEnum):
     FIXED = "fixed"
 
 
-Examples = Annotated[int, typer.Option(help="Size N of the dataset.", show_default=False)]
-Lot = Annotated[int, typer.Option(help="Expected size L of a lot; the rate is L / N.", show_default=False)]
-Steps = Annotated[int, typer.Option(help="Number T of steps.", show_default=False)]
-NoiseMultiplier = Annotated[float, typer.Option(help="Noise over one example's bound (sigma).", show_default=False)]
+Examples = Annotated[int, option("Size N of the dataset.")]
+Lot = Annotated[int, option("Expected size L of a lot; the rate is L / N.")]
+Steps = Annotated[int, option("Number T of steps.")]
+NoiseMultiplier = Annotated[float, option("Noise over one example's bound (sigma).")]
 SamplingOption = Annotated[
     SamplingName, typer.Option(help="poisson: add-or-remove-one neighbours. fixed: replace-one.")
 ]
 AccountantOption = Annotated[
     str | None,
-    typer.Option(
-        help="pld, rdp, theorem1 or one that a package adds. Default: pld, or rdp where lots have a fixed size.",
-        show_default=False,
-    ),
+    option("pld, rdp, theorem1 or one that a package adds. Default: pld, or rdp where lots have a fixed size."),
 ]
 GaussianOption = Annotated[
     list[float] | None,
@@ -55,8 +53,7 @@ GaussianOption = Annotated[
         help="One more Gaussian release on all examples (DP-PCA), of this noise multiplier. Repeatable.",
     ),
 ]
-PlotOption = Annotated[Path | None, typer.Option(help="Draw the privacy profile into this file.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+PlotOption = Annotated[Path | None, option("Draw the privacy profile into this file.")]
 
 
 @dataclass(frozen=True)

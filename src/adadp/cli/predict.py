@@ -8,16 +8,13 @@ from typing import Annotated
 
 import typer
 
+from adadp.cli.output import JsonOption, RunArgument, argument
+
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)],
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="Rows (.csv, .parquet, .npz), images (.npz), an image or a folder of images.", show_default=False
-        ),
-    ],
-    json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
+    run: RunArgument,
+    file: Annotated[Path, argument("Rows (.csv, .parquet, .npz), images (.npz), an image or a folder of images.")],
+    json_output: JsonOption = False,
 ) -> None:
     """Print the class of each row or image, one on a line, in the order of the file."""
     from adadp.training import prediction_inputs as unlabelled

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from adadp.cli.messages import warn
-from adadp.cli.output import print_list, print_table
+from adadp.cli.output import DataDirOption, JsonOption, option, print_list, print_table
 from adadp.cli.pipeline import warn_about_delta
 from adadp.errors import ConfigurationError
 
@@ -18,62 +18,58 @@ if TYPE_CHECKING:
     from adadp.training.planning import Plan
 
 
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
-
-
 def train(
     dataset: Annotated[
         str | None,
-        _option("digits, mnist, fashion-mnist, cifar10, cifar100, a .csv, .parquet or .npz file, a folder. [digits]"),
+        option("digits, mnist, fashion-mnist, cifar10, cifar100, a .csv, .parquet or .npz file, a folder. [digits]"),
     ] = None,
-    label: Annotated[str | None, _option("The label's column, in a file of your own. [label]")] = None,
+    label: Annotated[str | None, option("The label's column, in a file of your own. [label]")] = None,
     classes: Annotated[
-        str | None, _option("The class names of your own data, as in no,yes: declared, not read off. [as they occur]")
+        str | None, option("The class names of your own data, as in no,yes: declared, not read off. [as they occur]")
     ] = None,
     drop_other_labels: Annotated[
         bool | None,
-        _option("Leave out rows of other labels, which are refused otherwise.", "--drop-other-labels"),
+        option("Leave out rows of other labels, which are refused otherwise.", "--drop-other-labels"),
     ] = None,
-    test: Annotated[str | None, _option("Held-out data of your own, in another file or folder.")] = None,
-    test_fraction: Annotated[float | None, _option("Or the part of your data to hold out. [0.2]")] = None,
-    text: Annotated[list[str] | None, _option("A column to take as text, whatever it holds. Repeatable.")] = None,
-    missing: Annotated[bool | None, _option("Allow missing numbers.", "--missing")] = None,
-    image_size: Annotated[str | None, _option("Resize images of your own, such as 32x32.")] = None,
-    data_dir: Annotated[str | None, _option("Where data sets lie.")] = None,
-    model: Annotated[str | None, _option("tanh-cnn, paper, linear, mlp, resnet. [auto]")] = None,
-    algorithm: Annotated[str | None, _option("adadp, dpsgd, adal, adan, agd, dpopt, sgd. [adadp]")] = None,
+    test: Annotated[str | None, option("Held-out data of your own, in another file or folder.")] = None,
+    test_fraction: Annotated[float | None, option("Or the part of your data to hold out. [0.2]")] = None,
+    text: Annotated[list[str] | None, option("A column to take as text, whatever it holds. Repeatable.")] = None,
+    missing: Annotated[bool | None, option("Allow missing numbers.", "--missing")] = None,
+    image_size: Annotated[str | None, option("Resize images of your own, such as 32x32.")] = None,
+    data_dir: DataDirOption = None,
+    model: Annotated[str | None, option("tanh-cnn, paper, linear, mlp, resnet. [auto]")] = None,
+    algorithm: Annotated[str | None, option("adadp, dpsgd, adal, adan, agd, dpopt, sgd. [adadp]")] = None,
     reading: Annotated[
-        str | None, _option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
+        str | None, option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
     ] = None,
-    epsilon: Annotated[float | None, _option("Calibrate the noise to this budget for all releases. [1.0]")] = None,
-    delta: Annotated[float | None, _option("The delta of the guarantee. [1e-4]")] = None,
-    noise_multiplier: Annotated[float | None, _option("Or give the noise over the bound (sigma).")] = None,
-    lot: Annotated[int | None, _option("Expected examples in a step. [about 4 sqrt(N)]")] = None,
-    epochs: Annotated[float | None, _option("How long, in passes over the data.")] = None,
-    steps: Annotated[int | None, _option("Or how long in steps. [600]")] = None,
-    lr: Annotated[float | None, _option("Learning rate at the start. [the algorithm's]")] = None,
-    schedule: Annotated[str | None, _option("constant, linear, exponential, cosine. [the algorithm's]")] = None,
-    momentum: Annotated[float | None, _option("SGD's momentum. [the algorithm's]")] = None,
-    max_grad_norm: Annotated[float | None, _option("Bound on an example's gradient. [the algorithm's]")] = None,
+    epsilon: Annotated[float | None, option("Calibrate the noise to this budget for all releases. [1.0]")] = None,
+    delta: Annotated[float | None, option("The delta of the guarantee. [1e-4]")] = None,
+    noise_multiplier: Annotated[float | None, option("Or give the noise over the bound (sigma).")] = None,
+    lot: Annotated[int | None, option("Expected examples in a step. [about 4 sqrt(N)]")] = None,
+    epochs: Annotated[float | None, option("How long, in passes over the data.")] = None,
+    steps: Annotated[int | None, option("Or how long in steps. [600]")] = None,
+    lr: Annotated[float | None, option("Learning rate at the start. [the algorithm's]")] = None,
+    schedule: Annotated[str | None, option("constant, linear, exponential, cosine. [the algorithm's]")] = None,
+    momentum: Annotated[float | None, option("SGD's momentum. [the algorithm's]")] = None,
+    max_grad_norm: Annotated[float | None, option("Bound on an example's gradient. [the algorithm's]")] = None,
     set_: Annotated[
-        list[str] | None, _option("Any setting of the algorithm, such as beta=1.5. Repeatable.", "--set")
+        list[str] | None, option("Any setting of the algorithm, such as beta=1.5. Repeatable.", "--set")
     ] = None,
     pca_noise_multiplier: Annotated[
-        float | None, _option("Project images by DP-PCA with this noise; its cost is in the printed epsilon.")
+        float | None, option("Project images by DP-PCA with this noise; its cost is in the printed epsilon.")
     ] = None,
-    pca_components: Annotated[int | None, _option("Directions that DP-PCA keeps. [60]")] = None,
+    pca_components: Annotated[int | None, option("Directions that DP-PCA keeps. [60]")] = None,
     preprocessing_share: Annotated[
-        float | None, _option("Part of the budget for the scales of a table's columns. [0.1]")
+        float | None, option("Part of the budget for the scales of a table's columns. [0.1]")
     ] = None,
-    microbatch: Annotated[int | None, _option("Most examples in memory at a time. [the lot]")] = None,
-    evaluations: Annotated[int | None, _option("How often accuracy is taken on the way. [10]")] = None,
-    device: Annotated[str | None, _option("cpu, cuda. [auto]")] = None,
-    seed: Annotated[int | None, _option("Repeatable noise and lots. Must stay secret. [none]")] = None,
-    out: Annotated[str | None, _option("The run's folder. [runs/DATASET-ALGORITHM-N]")] = None,
-    ledger: Annotated[str | None, _option("Charge this ledger, with all that it holds. [one in the folder]")] = None,
-    config: Annotated[Path | None, _option("A TOML file with any of these options; what is given here wins.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
+    microbatch: Annotated[int | None, option("Most examples in memory at a time. [the lot]")] = None,
+    evaluations: Annotated[int | None, option("How often accuracy is taken on the way. [10]")] = None,
+    device: Annotated[str | None, option("cpu, cuda. [auto]")] = None,
+    seed: Annotated[int | None, option("Repeatable noise and lots. Must stay secret. [none]")] = None,
+    out: Annotated[str | None, option("The run's folder. [runs/DATASET-ALGORITHM-N]")] = None,
+    ledger: Annotated[str | None, option("Charge this ledger, with all that it holds. [one in the folder]")] = None,
+    config: Annotated[Path | None, option("A TOML file with any of these options; what is given here wins.")] = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Train a model with differential privacy, and say what may be said about it."""
     given = {key: value for key, value in locals().items() if key not in ("config", "json_output", "set_")}

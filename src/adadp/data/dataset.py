@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def as_images(pixels: np.ndarray[Any, Any]) -> Tensor:
+    """Arrays of images (n, height, width[, channels]) as torch has them: (n, channels, height, width)."""
+    if pixels.ndim == 3:
+        pixels = pixels[..., None]
+    return torch.from_numpy(np.array(pixels.transpose(0, 3, 1, 2), order="C"))
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,8 @@ def fetch(source: Download, target: Path, *, progress: bool = True) -> Path:
     if not _complete(source, part):
         part.unlink()
         raise CorruptDataError(
-            f"what {source.url} sends does not have the published {source.algorithm} checksum "
-            f"{source.checksum}; it was "
-            "deleted. The file may have changed at its source, or something between here and there changes it"
+            f"what {source.url} sends does not have the published {source.algorithm} checksum {source.checksum}; it "
+            "was deleted. The file may have changed at its source, or something between here and there changes it"
         )
     os.replace(part, target)
     return target

@@ -34,9 +34,8 @@ def read(source: Idx, path: Path) -> Bytes:
         ) from error
     if hashlib.sha256(content).hexdigest() != source.digest:
         raise CorruptDataError(
-            f"{path} does not hold the published {source.file} (SHA-256 of the content differs). Delete it, "
-            f"or put "
-            "a good copy in its place"
+            f"{path} does not hold the published {source.file} (SHA-256 of the content differs). Delete it, or put a "
+            "good copy in its place"
         )
     dimensions = content[3]
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]

@@ -32,7 +32,6 @@ def read_images(
     whether there is one channel or three; without it there is one if all images are grey. Nothing is measured
     on pixels.
     """
-    library = require("PIL.Image", "data", "reading images")
     folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
     names = tuple(folder.name for folder in folders) if classes is None else labels.declared(classes)
     strangers = [folder.name for folder in folders if folder.name not in names]
@@ -52,7 +51,7 @@ def read_images(
         raise DataError(f"{path} must hold a folder of images for each of two or more classes")
     if not files:
         raise DataError(f"{path} holds no image in a folder of one of the classes ({labels.listed(names)})")
-    images = [_open(library, file, size) for file, _ in files]
+    images = [open_image(file, size) for file, _ in files]
     if grey is None:
         grey = all(image.mode in ("L", "1", "I;16") for image in images)
     arrays = [np.asarray(image.convert("L" if grey else "RGB")) for image in images]
@@ -69,7 +68,9 @@ def read_images(
     return Dataset(path.name, pixels.permute(0, 3, 1, 2).contiguous(), numbers, names, 255, public)
 
 
-def _open(library: Any, file: Path, size: tuple[int, int] | None) -> Any:
+def open_image(file: Path, size: tuple[int, int] | None) -> Any:
+    """An image as Pillow has it, resized to (height, width) where a size is given."""
+    library = require("PIL.Image", "data", "reading images")
     try:
         with library.open(file) as image:
             image.load()

@@ -99,15 +99,13 @@ def _as_whole_number(text: str) -> str:
 
 
 def _text(value: object, where: str, row: int) -> str:
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    if value is None or value == "" or (isinstance(value, float) and not np.isfinite(value)):
+    """As `_plain`, for a value that has to be a label."""
+    text = _plain(value)
+    if text == "" or (isinstance(value, float) and not np.isfinite(value)):
         raise DataError(f"{where}: row {row + 1} has no label")
-    if isinstance(value, float):
-        if not value.is_integer():
-            raise DataError(f"{where}: row {row + 1} is the number {value!r}, which is no class label")
-        value = int(value)
-    return str(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise DataError(f"{where}: row {row + 1} is the number {value!r}, which is no class label")
+    return text
 
 
 def _names(texts: set[str]) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from adadp.data import labels as label_column
-from adadp.data.dataset import Dataset
+from adadp.data.dataset import Dataset, as_images
 from adadp.data.imagefolder import read_images
 from adadp.data.table import Column, Table
-from adadp.data.tablefile import read_columns
+from adadp.data.tablefile import flattened, read_columns
 from adadp.errors import DataError, DataNotFoundError
 
 HELD_OUT_NOTE = "accuracy on held-out private rows is computed without noise and is not covered by the guarantee"
@@ -82,14 +82,13 @@ def read(
     if len(columns) == 1 and next(iter(columns.values())).ndim > 2:
         pixels = next(iter(columns.values()))
         return replace(_images(source, pixels, numbers, names), public=(public, "the size of the images"))
-    flat = _flatten(source, columns)
+    flat = flattened(source, columns)
     for name, column in flat.items():
         if column.dtype.kind == "f" and not missing and np.isnan(column).any():
             row = int(np.isnan(column).argmax()) + 1
             raise DataError(
-                f"{source}: column {name!r} holds NaN or a missing number (row {row}). Remove such rows, or "
-                f"allow missing "
-                "numbers"
+                f"{source}: column {name!r} holds NaN or a missing number (row {row}). Remove such rows, or allow "
+                "missing numbers"
             )
         if column.dtype.kind == "f" and np.isinf(column).any():
             raise DataError(f"{source}: column {name!r} holds an infinite number")
@@ -130,24 +129,9 @@ def read_held_out(
 def _images(source: Path, pixels: Column, labels: torch.Tensor, names: tuple[str, ...]) -> Dataset:
     if pixels.dtype != np.uint8:
         raise DataError(f"{source}: images must be bytes (uint8, 0 to 255), not {pixels.dtype}: no scale is guessed")
-    if pixels.ndim == 3:
-        pixels = pixels[..., None]
-    if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3):
+    if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[-1] not in (1, 3)):
         raise DataError(f"{source}: images must have shape (n, height, width[, 1 or 3]), not {pixels.shape}")
-    return Dataset(source.stem, torch.from_numpy(np.array(pixels.transpose(0, 3, 1, 2), order="C")), labels, names)
-
-
-def _flatten(source: Path, columns: dict[str, Column]) -> dict[str, Column]:
-    flat: dict[str, Column] = {}
-    for name, array in columns.items():
-        if array.ndim > 2:
-            raise DataError(
-                f"{source}: {name!r} has shape {array.shape}; images must be the only array besides the label"
-            )
-        parts = {name: array} if array.ndim == 1 else {f"{name}{i}": array[:, i] for i in range(array.shape[1])}
-        for key, part in parts.items():
-            flat[key] = part.astype(np.float64) if part.dtype.kind in "fiu" else part
-    return flat
+    return Dataset(source.stem, as_images(pixels), labels, names)
 
 
 def _alike(train: Dataset | Table, test: Dataset | Table, where: str | os.PathLike[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from adadp.data import cifar, decoded, idx
 from adadp.data.catalogue import CATALOGUE, Cifar, Download, Entry, IdxSplit
-from adadp.data.dataset import Dataset
+from adadp.data.dataset import Dataset, as_images
 from adadp.data.download import DownloadError, fetch
 from adadp.data.folders import ENVIRONMENT, cache_folder, candidates
 from adadp.errors import DataError, DataNotFoundError
@@ -55,10 +55,7 @@ def load(
         raise DataError(f"data_dir {os.fspath(data_dir)!r} is not a folder")
     entry = CATALOGUE[name]
     images, labels = _arrays(entry, split, data_dir, download, sys.stderr.isatty() if progress is None else progress)
-    if images.ndim == 3:
-        images = images[..., None]
-    pixels = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))
-    return Dataset(name, pixels, torch.from_numpy(labels.astype(np.int64)), entry.classes)
+    return Dataset(name, as_images(images), torch.from_numpy(labels.astype(np.int64)), entry.classes)
 
 
 def _digits(split: Split) -> Dataset:
@@ -96,9 +93,8 @@ def _arrays(
                 return found
     looked = "\n".join(f"  {place}" for place in places)
     raise DataNotFoundError(
-        f"{entry.name} ({split}) is not here, and {reason}.\nLooked in:\n{looked}\nPut "
-        f"{_files(entry, split)} into one of "
-        f"these folders (or into a folder {entry.folders[0]!r} under --data-dir or ${ENVIRONMENT}), from:\n"
+        f"{entry.name} ({split}) is not here, and {reason}.\nLooked in:\n{looked}\nPut {_files(entry, split)} into "
+        f"one of these folders (or into a folder {entry.folders[0]!r} under --data-dir or ${ENVIRONMENT}), from:\n"
         + "\n".join(f"  {source.url}" for source in wanted.values())
     )
 

@@ -7,14 +7,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from adadp.data.table import Column
 from adadp.errors import CorruptDataError, DataError
 from adadp.extras import require
-
-Column = np.ndarray[Any, np.dtype[Any]]
 
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 
@@ -38,6 +36,20 @@ def read_columns(path: Path, text: Collection[str] = (), labels: Collection[str]
     if unknown:
         raise DataError(f"{path} has no column {unknown[0]!r}; it has {', '.join(columns)}")
     return columns
+
+
+def flattened(source: Path, columns: dict[str, Column]) -> dict[str, Column]:
+    """Columns of shape (n,), numbers as float64: one of shape (n, d) becomes d, with their numbers behind its name."""
+    flat: dict[str, Column] = {}
+    for name, array in columns.items():
+        if array.ndim > 2:
+            raise DataError(
+                f"{source}: {name!r} has shape {array.shape}; images must be the only array besides the label"
+            )
+        parts = {name: array} if array.ndim == 1 else {f"{name}{i}": array[:, i] for i in range(array.shape[1])}
+        for key, part in parts.items():
+            flat[key] = part.astype(np.float64) if part.dtype.kind in "fiu" else part
+    return flat
 
 
 def _csv(path: Path, text: Collection[str]) -> dict[str, Column]:
@@ -75,9 +87,8 @@ def _cells(path: Path, name: str, cells: list[str], as_text: bool) -> Column:
     if len(strangers) == sum(cell.lower() not in _MISSING for cell in cells):
         return np.array(cells, dtype=object)
     raise DataError(
-        f"{path}: column {name!r} mixes numbers and text (row {strangers[0] + 1} is not a number). Correct "
-        f"it, or declare "
-        "the column as text"
+        f"{path}: column {name!r} mixes numbers and text (row {strangers[0] + 1} is not a number). Correct it, or "
+        "declare the column as text"
     )
 
 

@@ -1,26 +1,23 @@
-"""Models by name. None mixes examples (no batch normalisation), so per-example gradients exist for all.
+"""Models by name. None mixes examples (no batch normalisation), so per-example gradients exist for all."""
 
-`WideResNet`, which has no name, does: it is trained on public data alone, and used with its statistics frozen.
-"""
+import warnings
+from typing import Any
 
+from adadp.extras import require
 from adadp.models.paper import PaperCifarNet, PaperNet
-from adadp.models.pretraining import Pretrained, Recipe, load_features, pretrain, untrained, weights_path
 from adadp.models.registry import MODELS, build, choose
 from adadp.models.resnet import ResNet
-from adadp.models.wide import WideResNet
 
-__all__ = [
-    "MODELS",
-    "PaperCifarNet",
-    "PaperNet",
-    "Pretrained",
-    "Recipe",
-    "ResNet",
-    "WideResNet",
-    "build",
-    "choose",
-    "load_features",
-    "pretrain",
-    "untrained",
-    "weights_path",
-]
+__all__ = ["MODELS", "PaperCifarNet", "PaperNet", "ResNet", "build", "choose"]
+
+#: Features from public data are trained beside the library, in `adadp_lab.pretraining`. These names end with 0.3.
+_MOVED = ("Pretrained", "Recipe", "WideResNet", "load_features", "pretrain", "untrained", "weights_path")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = "adadp_lab.pretraining"
+    message = f"{__name__}.{name} is now {new}.{name}; the old name ends with version 0.3"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return getattr(require(new, None, "pre-training"), name)

@@ -27,7 +27,7 @@ class PaperCifarNet(nn.Module):
     this order in the first layer; in the second the normalisation comes before the pooling. Input (n, 3, 32,
     32) in [0, 1], output logits (n, classes).
 
-    The convolutions are frozen: they get their weights from public data (`adadp.models.pretrain`), and
+    The convolutions are frozen: they get their weights from public data (`adadp pretrain`), and
     nothing private is released for them. `features` maps images to (n, 4096), which may be computed once and
     kept; `head` is trained.
     """

@@ -82,7 +82,6 @@ def _paper(shape: Shape, classes: int) -> nn.Module:
     if len(shape) == 1:
         return PaperNet(shape[0], classes)
     raise ConfigurationError(
-        f"the paper's nets take features of DP-PCA, (60,), or images of CIFAR, (3, 32, 32), not {shape}: "
-        f"pass the images "
-        "through adadp.preprocessing.DPPCA first (--pca-noise-multiplier)"
+        f"the paper's nets take features of DP-PCA, (60,), or images of CIFAR, (3, 32, 32), not {shape}: pass the "
+        "images through adadp.preprocessing.DPPCA first (--pca-noise-multiplier)"
     )

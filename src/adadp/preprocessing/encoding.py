@@ -99,8 +99,7 @@ class DeclaredOneHot(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         del y, ledger
         if isinstance(self.categories, str):
             raise ConfigurationError(
-                f"DeclaredOneHot takes a list of values for each column, not {self.categories!r}: a "
-                f"vocabulary taken "
+                f"DeclaredOneHot takes a list of values for each column, not {self.categories!r}: a vocabulary taken "
                 "from the data would show who is in it. Declare the values, or use HashedOneHot"
             )
         cells = as_cells(X, "DeclaredOneHot")

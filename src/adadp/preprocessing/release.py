@@ -61,8 +61,7 @@ def check_random_state(random_state: object) -> int | None:
         return None
     if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
         raise ConfigurationError(
-            f"random_state must be None (system entropy) or a non-negative int, not {random_state!r}: a "
-            f"generator "
+            f"random_state must be None (system entropy) or a non-negative int, not {random_state!r}: a generator "
             "shared with other code could be drawn from twice"
         )
     return int(random_state)

@@ -66,8 +66,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 raise ConfigurationError(f"categories names a column {name!r} that the table does not have")
             if isinstance(values, str):
                 raise ConfigurationError(
-                    f"categories[{name!r}] must list the values, not {values!r}: a vocabulary taken from "
-                    f"the data "
+                    f"categories[{name!r}] must list the values, not {values!r}: a vocabulary taken from the data "
                     "would show who is in it"
                 )
         kinds = {name: "declared" if name in declared else kind_of(values) for name, values in columns.items()}

@@ -24,6 +24,7 @@ from adadp.accounting.ledger import Ledger
 from adadp.data import HELD_OUT_NOTE, Dataset, Table
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
+from adadp.extras import require
 from adadp.mechanism.optimizer import BudgetWarning
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes import InputMaker
@@ -165,8 +166,9 @@ class _Execution:
         model = self.plan.model
         if not isinstance(model, models.PaperCifarNet):
             return model, inputs, tested, probes
-        pretrained = models.pretrain("paper", data_dir=self.settings.data_dir, device=self.plan.device)
-        models.load_features(model, pretrained)
+        lab = require("adadp_lab.pretraining", None, "the paper's net for images, whose convolutions are pre-trained,")
+        pretrained = lab.pretrain("paper", data_dir=self.settings.data_dir, device=self.plan.device)
+        lab.load_features(model, pretrained)
         self.assumptions.append(pretrained.assumption)
         features = model.features.to(self.plan.device)
 

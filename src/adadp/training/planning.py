@@ -6,7 +6,6 @@ calibrated with everything that preprocessing will release, so that one budget i
 
 from __future__ import annotations
 
-import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from adadp.algorithms.defaults import STEPS, default_lot
 from adadp.data import Dataset, HeldOut
 from adadp.errors import ConfigurationError
 from adadp.preprocessing.noise_share import noise_multiplier_for_share
+from adadp.randomness import derived
 from adadp.training import preparation as prepared
 from adadp.training.settings import Settings, parse_image_size
 
@@ -102,7 +102,7 @@ class Plan:
 
     def seed_for(self, purpose: str) -> int | None:
         """The seed of one purpose, where the run has one."""
-        return None if self.settings.seed is None else derived(self.settings.seed, purpose)
+        return derived(self.settings.seed, purpose)
 
     @property
     def rate(self) -> float:
@@ -200,7 +200,7 @@ def read(settings: Settings) -> HeldOut:
         drop_other_labels=settings.drop_other_labels,
         test=settings.test,
         test_fraction=settings.test_fraction,
-        seed=None if settings.seed is None else derived(settings.seed, "split"),
+        seed=derived(settings.seed, "split"),
         text=settings.text,
         missing=settings.missing,
         size=parse_image_size(settings.image_size),
@@ -218,8 +218,3 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("device is cuda, but no CUDA device is to be had here: use cpu or auto")
     return device
-
-
-def derived(seed: int, purpose: str) -> int:
-    """A seed for one purpose: the streams of different purposes share nothing."""
-    return int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:8], "big") >> 1

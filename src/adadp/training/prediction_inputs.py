@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from adadp.data import DataError, DataNotFoundError, Dataset, Table
-from adadp.data.tablefile import read_columns
-from adadp.extras import require
+from adadp.data.dataset import as_images
+from adadp.data.imagefolder import open_image
+from adadp.data.tablefile import flattened, read_columns
 from adadp.training.run_folder import FinishedRun
 from adadp.training.settings import parse_image_size
 
@@ -39,10 +40,7 @@ def _table(source: Path, run: FinishedRun) -> Table:
     if source.suffix.lower() not in _TABLES:
         raise DataError(f"{source}: this run was trained on a table; its rows come in {', '.join(_TABLES)}")
     columns = read_columns(source, list(run.config["text"]))
-    flat: dict[str, Any] = {}
-    for name, values in columns.items():
-        parts = {name: values} if values.ndim == 1 else {f"{name}{i}": values[:, i] for i in range(values.shape[1])}
-        flat.update({key: part.astype(np.float64) if part.dtype.kind in "fiu" else part for key, part in parts.items()})
+    flat = flattened(source, columns)
     rows = len(next(iter(flat.values()))) if flat else 0
     return Table(source.stem, flat, torch.zeros(rows, dtype=torch.int64), run.classes)
 
@@ -51,25 +49,19 @@ def _arrays(source: Path) -> np.ndarray[Any, Any]:
     images = [values for values in read_columns(source).values() if values.ndim > 2]
     if len(images) != 1:
         raise DataError(f"{source} must hold one array of images (n, height, width[, channels]), not {len(images)}")
-    return images[0] if images[0].ndim == 4 else images[0][..., None]
+    return images[0]
 
 
 def _image(file: Path, run: FinishedRun) -> np.ndarray[Any, Any]:
-    library = require("PIL.Image", "data", "reading images")
-    try:
-        with library.open(file) as image:
-            size = parse_image_size(run.config["image_size"])
-            resized = image if size is None else image.resize((size[1], size[0]))
-            pixels = np.asarray(resized.convert("L" if run.config["image_shape"][0] == 1 else "RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{file} is damaged or is no image ({error})") from error
+    image = open_image(file, parse_image_size(run.config["image_size"]))
+    pixels = np.asarray(image.convert("L" if run.config["image_shape"][0] == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def _dataset(source: Path, pixels: np.ndarray[Any, Any], run: FinishedRun) -> Dataset:
     if pixels.dtype != np.uint8:
         raise DataError(f"{source}: images must be bytes (uint8, 0 to {run.config['maximum']}), not {pixels.dtype}")
-    images = torch.from_numpy(np.array(pixels.transpose(0, 3, 1, 2), order="C"))
+    images = as_images(pixels)
     wanted = tuple(run.config["image_shape"])
     if tuple(images.shape[1:]) != wanted:
         raise DataError(f"{source}: images of {tuple(images.shape[1:])}, but the run was trained on {wanted}")

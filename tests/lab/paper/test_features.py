@@ -15,9 +15,9 @@ from adadp_lab.paper.item import Item, Job, Options, Report
 from adadp_lab.paper.paper_records import Records
 from adadp_lab.paper.tasks import prepare
 from adadp_lab.paper.workbench import Workbench
+from adadp_lab.pretraining import Recipe, WideResNet, features
 
 from adadp.data import Dataset
-from adadp.models import Recipe, WideResNet, pretraining
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("length", "unit", "standard", "whitened")
@@ -73,9 +73,9 @@ def small(tmp_path, monkeypatch):
         return Dataset(name, images, labels, tuple("abcdefghij"))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(pretraining._NETS, "wide", lambda classes: WideResNet(3, classes, width=4))
-    monkeypatch.setitem(pretraining.RECIPES, "wide", Recipe(epochs=1, batch=50))
-    for module in (pretraining, benches, runner):
+    monkeypatch.setitem(features._NETS, "wide", lambda classes: WideResNet(3, classes, width=4))
+    monkeypatch.setitem(features.RECIPES, "wide", Recipe(epochs=1, batch=50))
+    for module in (features, benches, runner):
         monkeypatch.setattr(module, "load", load)
     return Workbench()
 

@@ -1,11 +1,17 @@
 """Features from public data: learned, cached, loaded, frozen."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
+from adadp_lab.pretraining import Recipe, WideResNet, features, load_features, pretrain, untrained
 
+from adadp import models
 from adadp.data import Dataset
 from adadp.errors import ConfigurationError
-from adadp.models import Recipe, WideResNet, build, load_features, pretrain, pretraining, untrained
+from adadp.models import build
+from adadp.training import train
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ RECIPE = Recipe(epochs=4, batch=16, learning_rate=0.05)
 @pytest.fixture
 def narrow(monkeypatch):
     """A wide net that is not: seconds are for the GPU."""
-    monkeypatch.setitem(pretraining._NETS, "wide", lambda classes: WideResNet(3, classes, width=8))
+    monkeypatch.setitem(features._NETS, "wide", lambda classes: WideResNet(3, classes, width=8))
 
 
 @pytest.mark.parametrize("name", ["paper", "resnet", "wide"])
@@ -52,7 +58,7 @@ def test_it_learns_and_freezes(name, public, cache, narrow):
 
 def test_cifar_100_weights_are_cached_by_recipe(public, cache, monkeypatch):
     loads = []
-    monkeypatch.setattr(pretraining, "load", lambda name, **options: (loads.append(name), public)[1])
+    monkeypatch.setattr(features, "load", lambda name, **options: (loads.append(name), public)[1])
     recipe = Recipe(epochs=1, batch=16)
     state = torch.random.get_rng_state()
     first = pretrain("paper", recipe=recipe)
@@ -75,9 +81,9 @@ def test_cifar_100_weights_are_cached_by_recipe(public, cache, monkeypatch):
 
 def test_what_is_held_out_is_guessed_and_not_trained_on(public, cache, monkeypatch, narrow):
     seen = []
-    monkeypatch.setattr(pretraining, "load", lambda name, **options: public)
-    train = pretraining._train
-    monkeypatch.setattr(pretraining, "_train", lambda *given: (seen.append(given[1]), train(*given))[1])
+    monkeypatch.setattr(features, "load", lambda name, **options: public)
+    train = features._train
+    monkeypatch.setattr(features, "_train", lambda *given: (seen.append(given[1]), train(*given))[1])
     found = pretrain("wide", recipe=Recipe(epochs=6, batch=12, learning_rate=0.1), hold_out=0.25)
     assert found.accuracy >= 0.9  # red and blue
     assert found.path is None
@@ -91,7 +97,7 @@ def test_what_is_held_out_is_guessed_and_not_trained_on(public, cache, monkeypat
 def test_images_are_shifted_and_flipped_each_by_itself():
     images = torch.rand(3, 2, 8, 8)
     flips, shifts = torch.tensor([False, True, False]), torch.tensor([[4, 4, 6], [4, 4, 1]])
-    made = pretraining._augment(images, flips, shifts)
+    made = features._augment(images, flips, shifts)
     assert torch.equal(made[0], images[0])
     assert torch.equal(made[1], images[1].flip(2))
     assert torch.equal(made[2, :, :6, 3:], images[2, :, 2:, :5])  # two rows up, three columns to the right
@@ -100,7 +106,7 @@ def test_images_are_shifted_and_flipped_each_by_itself():
 
 
 def test_an_epoch_takes_each_example_once_and_draws_all_shifts():
-    batches = pretraining._epoch(2000, 64, 31, torch.Generator().manual_seed(0), torch.device("cpu"))
+    batches = features._epoch(2000, 64, 31, torch.Generator().manual_seed(0), torch.device("cpu"))
     index, flips, shifts = (torch.cat(parts, -1) for parts in zip(*batches, strict=True))
     assert [len(batch[0]) for batch in batches] == [64] * 31
     assert len(index.unique()) == len(index)
@@ -123,7 +129,7 @@ def test_frozen_features_of_a_wide_net_do_not_mix_examples():
 
 def test_the_wide_net_is_small_enough_to_be_sent_around():
     net = untrained("wide", 100)
-    weights = pretraining._weights(net)
+    weights = features._weights(net)
     assert sum(value.numel() * value.element_size() for value in weights.values()) < 16 * 2**20
     assert sum(value.numel() for value in net.parameters()) == 6_206_772
     assert weights["norm.running_var"].dtype == torch.float32
@@ -137,3 +143,26 @@ def test_refusals(public):
         load_features(build("mlp", (4,), 2), weights)
     with pytest.raises(ConfigurationError, match="another model"):
         load_features(build("resnet", (3, 32, 32), 10), weights)
+
+
+def test_old_names_warn():
+    with pytest.warns(DeprecationWarning, match=r"adadp_lab\.pretraining\.WideResNet"):
+        assert models.WideResNet is WideResNet
+    with pytest.raises(AttributeError, match="no attribute 'narrow'"):
+        _ = models.narrow
+
+
+def test_adadp_train_takes_the_pretrained_convolutions(public, cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(features, "load", lambda name, **options: public)
+    monkeypatch.setitem(features.RECIPES, "paper", RECIPE)
+    data = tmp_path / "private.npz"
+    np.savez(data, images=public.images.permute(0, 2, 3, 1).numpy(), label=public.labels.numpy())
+    options = {"model": "paper", "algorithm": "dpsgd", "lot": 16, "steps": 2, "out": str(tmp_path / "run"), "seed": 0}
+    result = train(dataset=str(data), **options)
+    assert any("CIFAR-100" in text for text in result_assumptions(result))
+    kept = features.pretrain("paper").weights["0.weight"]
+    assert torch.equal(next(iter(result.plan.model.features.parameters())), kept)
+
+
+def result_assumptions(result):
+    return json.loads((result.folder / "guarantee.json").read_text())["assumptions"]

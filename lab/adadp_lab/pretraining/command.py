@@ -18,15 +18,15 @@ def pretrain(
     ] = 0.0,
 ) -> None:
     """Train the convolutions of a net on CIFAR-100, which counts as public, without privacy."""
-    from adadp import models
     from adadp.training.planning import device_of
+    from adadp_lab import pretraining
 
     started = time.perf_counter()
 
     def tell(epoch: int, loss: float) -> None:
         typer.echo(f"epoch {epoch}: loss {loss:.3f} after {time.perf_counter() - started:.0f} s", err=True)
 
-    found = models.pretrain(net, data_dir=data_dir, device=device_of(device), hold_out=hold_out, progress=tell)
+    found = pretraining.pretrain(net, data_dir=data_dir, device=device_of(device), hold_out=hold_out, progress=tell)
     if found.accuracy is not None:
         typer.echo(f"accuracy on {hold_out:g} of CIFAR-100, held out: {100 * found.accuracy:.2f}%; no weights are kept")
         return

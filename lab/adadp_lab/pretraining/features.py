@@ -21,7 +21,7 @@ from adadp.data import Dataset, cache_folder, load
 from adadp.errors import ConfigurationError
 from adadp.models.paper import PaperCifarNet
 from adadp.models.resnet import ResNet
-from adadp.models.wide import WideResNet
+from adadp_lab.pretraining.wide import WideResNet
 
 T = TypeVar("T")
 

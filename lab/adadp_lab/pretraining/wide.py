@@ -57,9 +57,9 @@ class WideFeatures(nn.Module):
 class WideResNet(nn.Module):
     """`features`, and a linear layer on the later half of them: WRN-16-6 with two blocks a stage and a width of 96.
 
-    Batch normalisation mixes examples while it trains, so no such net can be trained privately, and `models.build` does
-    not know it. In evaluation mode its statistics are constants, of the public data: then an example's features depend
-    on that example alone.
+    Batch normalisation mixes examples while it trains, so no such net can be trained privately, and
+    `adadp.models.build` does not know it. In evaluation mode its statistics are constants, of the public data: then an
+    example's features depend on that example alone.
     """
 
     def __init__(self, channels: int = 3, classes: int = 10, *, depth: int = 2, width: int = 96) -> None:
