@@ -213,8 +213,10 @@ def test_attention_over_the_batch_is_seen() -> None:
         step(model, optimizer, next(iter(loader)))
 
 
-@pytest.mark.parametrize("rows", [2, 3, 4, 6, 7])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 7, 8])
 def test_a_table_is_not_a_batch(rows: int) -> None:
+    """However many rows it has: each example gets the gradient that it has alone."""
+
     class Positions(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -224,7 +226,34 @@ def test_a_table_is_not_a_batch(rows: int) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(x.unsqueeze(1) + self.place(self.table)).mean(1)
 
-    refused(Positions(), "place .* one row less")
+    torch.manual_seed(0)
+    model = Positions()
+    plain = copy.deepcopy(model)
+    _, model, optimizer, loader = private(model, noise_multiplier=1e-9, sampling="fixed")
+    inputs, targets = next(iter(loader))
+    step(model, optimizer, (inputs, targets))
+    parameters = list(plain.parameters())
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for one, target in zip(inputs, targets, strict=True):
+        loss = nn.functional.cross_entropy(plain(one[None]), target[None])
+        gradient = torch.autograd.grad(loss, parameters)
+        norm = torch.stack([part.norm() for part in gradient]).norm()
+        for part, mine in zip(total, gradient, strict=True):
+            part += mine / norm.clamp_min(1.0) / len(inputs)
+    for parameter, wanted in zip(model.parameters(), total, strict=True):
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_table_that_depends_on_the_lot_is_refused() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.place, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.unsqueeze(1) + self.place(x.amax(0, keepdim=True).expand(5, 3))).mean(1)
+
+    refused(Positions(), "mixes examples|depends on the examples|does not see")
 
 
 @pytest.mark.parametrize("how", ["in place", "assigned", "counted"])

@@ -346,7 +346,7 @@ class Capture:
                 origin = LayerOrigin.of(outputs[0], layer, module, context, saved, names)
                 return (self._noted(Shared.make(origin.output, [origin], self)),)
             each = reading[1]
-        if self.readings.learning:
+        if not self.readings.plain and self.readings.learning:
             return tuple(outputs)
         call = self._called(layer, module, names, context, each)
         if self._observed is not None and saved:

@@ -50,18 +50,15 @@ class _Session:
 class Readings:
     """The readings of one module tree. With `strict` nothing is guessed on a lot: the engine's trials come first.
 
-    `learnt` says whether runs were learnt from since the last `forget`.
+    `learnt` says whether runs were learnt from. While the readings are `plain`, nothing was, nor is: every layer was
+    given a row for each example so far.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Kind | Reading] = {}
         self._session: _Session | None = None
         self.strict = self.learnt = False
-
-    @property
-    def plain(self) -> bool:
-        """Whether nothing was learnt, nor is: every layer was given a row for each example so far."""
-        return self._session is None and not self._known
+        self.plain = True
 
     @property
     def learning(self) -> bool:
@@ -70,7 +67,7 @@ class Readings:
 
     def begin(self) -> None:
         """The runs that follow are to be learnt from."""
-        self._session = _Session()
+        self._session, self.plain = _Session(), False
 
     def settled(self) -> bool:
         """Whether the runs since the last call told nothing new."""
@@ -95,7 +92,7 @@ class Readings:
 
     def abandon(self) -> None:
         """Forget the runs that were to be learnt from."""
-        self._session = None
+        self._session, self.plain = None, not self._known
 
     def known(self) -> Mapping[Hashable, Kind | Reading]:
         """What was learnt so far."""
@@ -103,7 +100,7 @@ class Readings:
 
     def forget_since(self, known: Mapping[Hashable, Kind | Reading]) -> None:
         """Keep only what was known then: the runs since were made with something else taken for the examples."""
-        self._known, self.learnt = dict(known), bool(known)
+        self._known, self.learnt, self.plain = dict(known), bool(known), not known
 
     def read(self, key: Hashable, possible: Sequence[Reading], *, trial: bool, lot: bool) -> Reading:
         """The reading of a place, of those that the shapes allow (the likeliest first).

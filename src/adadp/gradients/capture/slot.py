@@ -30,7 +30,9 @@ class Slot:
     def replaced(self) -> bool:
         """Whether the place holds another tensor than the parameter, its alias and its shared value."""
         there = self.module._parameters.get(self.attribute)
-        return there is not self.parameter and there is not self.alias and there is not self._shared
+        return there is None or (
+            there is not self.parameter and there is not self.alias and there is not self._shared
+        )
 
     def guard(self) -> None:
         """Put the shared value in the parameter's place; a frozen parameter's alias needs no watching."""
