@@ -17,10 +17,11 @@ import torch
 
 from adadp.errors import ConfigurationError
 from adadp_lab.bench import machine
+from adadp_lab.bench.cases import Sizes
 from adadp_lab.bench.clock import milliseconds, peak_mib, release
 from adadp_lab.bench.goals import judge
 from adadp_lab.bench.methods import EVERY, METHODS, OURS, BenchTask, TimedStep
-from adadp_lab.bench.models import MODELS, SIZES, Sizes, build
+from adadp_lab.bench.models import MODELS, SIZES, build
 
 PEERS = tuple(dict.fromkeys(method.peer for method in METHODS.values() if method.peer))
 #: The rounds of a model, and the seconds that they may take, by kind of device. At least 5 rounds are made.

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from adadp.errors import ConfigurationError
+from adadp_lab.bench.cases import Sizes
 from adadp_lab.bench.compare import REFRESHES
 from adadp_lab.bench.machine import KINDS
 from adadp_lab.bench.methods import EVERY
-from adadp_lab.bench.models import Sizes
 from adadp_lab.bench.plots import draw_scaling
 from adadp_lab.bench.scaling import series_in
 from adadp_lab.report.tables import paragraph, table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adadp_lab.bench.models import Sizes
+from adadp_lab.bench.cases import Sizes
 from adadp_lab.bench.scaling import Sweep
 
 SIZES: dict[str, Sizes] = {
