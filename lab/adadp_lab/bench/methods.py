@@ -1,13 +1,16 @@
-"""The ways to take a step that are measured: plain SGD, adadp with each clipping, each mode of Opacus.
+"""The ways to take a step that are measured: plain SGD, adadp with each clipping, each mode of Opacus, fastDP.
 
 A new way is one entry of `METHODS`: its name, and a function that makes a step of a module and a lot.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from adadp.sampling.lot import Lot, Microbatch
 from adadp.shapes import Diagonal, Kronecker, Probe, Shape
 from adadp.shapes.synthetic import own_prediction
 from adadp_lab.bench.cases import Inputs, example_losses, logits_of, mean_loss
+from adadp_lab.bench.clock import release
 
 #: The shapes of an ellipsoid by the name of the clipping. Rank 0 keeps a number for each row and each column.
 SHAPES: dict[str, Callable[[], Shape]] = {
@@ -208,6 +212,15 @@ def _probe_loss(outputs: Any, generator: torch.Generator) -> Tensor:
     return own_prediction(outputs if isinstance(outputs, Tensor) else outputs.logits, generator)
 
 
+class Criterion(nn.Module):
+    """The loss in the form that peers take: `reduction` is "mean", or "none" for one loss an example."""
+
+    reduction = "mean"
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return (mean_loss if self.reduction == "mean" else example_losses)(logits, targets)
+
+
 def opacus(mode: str, task: BenchTask) -> TimedStep:
     """The peer, in one of its modes."""
     from opacus import PrivacyEngine as Peer
@@ -216,21 +229,58 @@ def opacus(mode: str, task: BenchTask) -> TimedStep:
         module=task.module,
         optimizer=task.optimizer(),
         data_loader=task.loader(),
-        criterion=nn.CrossEntropyLoss(),
+        criterion=Criterion(),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         poisson_sampling=False,
         grad_sample_mode=mode,
     )
     module, optimizer = made[0], made[1]
-    criterion = made[2] if mode == "ghost" else nn.CrossEntropyLoss()
+    criterion = made[2] if mode == "ghost" else Criterion()
 
     def run() -> None:
         optimizer.zero_grad()
-        criterion(module(task.inputs), task.targets).backward()
+        criterion(logits_of(module, task.inputs), task.targets).backward()
         optimizer.step()
 
     return TimedStep(run, optimizer.zero_grad)
+
+
+def fastdp(task: BenchTask) -> TimedStep:
+    """The peer whose checkout `--fastdp` names, as it is meant to be used. It trains the layers that it knows."""
+    from fastDP import PrivacyEngine as Peer
+
+    optimizer = task.optimizer()
+
+    def run() -> None:
+        optimizer.zero_grad()
+        task.loss().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    with redirect_stdout(StringIO()):  # it talks when it is made and in its first step
+        Peer(
+            task.module, batch_size=task.lot, sample_size=100 * task.lot, epochs=1, noise_multiplier=1.0,
+            clipping_mode="MixOpt", clipping_fn="automatic",
+        ).attach(optimizer)  # fmt: skip
+        run()
+    return TimedStep(run, optimizer.zero_grad)
+
+
+def private_as_fastdp(task: BenchTask, replayed: bool = False) -> TimedStep:
+    """Ours, with everything frozen that fastDP does not train."""
+    other = replace(task, module=copy.deepcopy(task.module))
+    fastdp(other)
+    known = trained(other.module)
+    for name, parameter in task.module.named_parameters():
+        parameter.requires_grad_(name in known)
+    del other
+    release()
+    return private(task, replayed)
+
+
+def trained(module: nn.Module) -> dict[str, int]:
+    """The parameters that the last step had a gradient for, and how many numbers each is."""
+    return {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.grad is not None}
 
 
 @dataclass(frozen=True)
@@ -251,4 +301,7 @@ METHODS: dict[str, Method] = {
     "opacus-hooks": Method(partial(opacus, "hooks"), ("flat",), "opacus"),
     "opacus-ghost": Method(partial(opacus, "ghost"), ("flat",), "opacus"),
     "opacus-functorch": Method(partial(opacus, "functorch"), ("flat",), "opacus"),
+    "fastdp": Method(fastdp, ("automatic",), "fastdp"),
+    "adadp-as-fastdp": Method(private_as_fastdp, ("flat",), "fastdp"),
+    "adadp-graph-as-fastdp": Method(partial(private_as_fastdp, replayed=True), ("flat",), "fastdp", only_on="cuda"),
 }
