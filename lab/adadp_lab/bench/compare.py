@@ -237,7 +237,9 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     contenders = [Contender(*way) for way in ways]
     # A recording holds on to its memory, so those take their turns with SGD alone.
+    # Plain SGD's comes last: one that breaks off leaves torch's own generator unusable, which peers draw from.
     recorded = [contender for contender in contenders if METHODS[contender.method].only_on]
+    recorded.sort(key=lambda contender: METHODS[contender.method].peer == "sgd")
     together = [contender for contender in contenders if contender not in recorded]
     found: dict[Contender, dict[str, Any]] = {}
     for group in (together, *([contender] for contender in recorded)):
