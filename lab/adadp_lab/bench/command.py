@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("results/bench")
 MODELS, AGAINST, CLIPPING = "mlp,alexnet,wrn,transformer", "sgd,opacus", "flat,ellipsoid,local"
+REAL = "gpt2,bert,llama,llama-lora,vit,convnext,resnet50"
 
 
 def _option(help: str, *names: str) -> Any:
@@ -26,10 +27,15 @@ def _option(help: str, *names: str) -> Any:
 
 
 def bench(
-    models: Annotated[str | None, _option(f"Which models. [{MODELS}]")] = None,
+    models: Annotated[
+        str | None, _option(f"Which models; also {REAL}, with transformers, peft and timm. [{MODELS}]")
+    ] = None,
     against: Annotated[str | None, _option(f"Compared with. [{AGAINST}]")] = None,
     clipping: Annotated[
         str | None, _option(f"Which of our clippings; ellipsoid is one with each shape. [{CLIPPING}]")
+    ] = None,
+    fastdp: Annotated[
+        Path | None, _option("A checkout of fastDP, to compare with it: it is not on the package index.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     rounds: Annotated[int | None, _option("The most rounds of each model. [cpu: 25, cuda: 60]")] = None,
@@ -49,6 +55,9 @@ def bench(
         Path | None,
         _option(f"Write the JSON to this file. [none; --scaling: {FOLDER}/scaling-DEVICE.json; --draw: {FOLDER}]"),
     ] = None,
+    add: Annotated[
+        bool, typer.Option("--add", help="Keep what the file has of other models, measured by the same versions.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Step time and peak memory over plain SGD of the same model, in one process, beside Opacus if installed."""
@@ -56,25 +65,31 @@ def bench(
         _refuse("--draw measures nothing", {
             "--models": models, "--against": against, "--clipping": clipping, "--rounds": rounds, "--probes": probes,
             "--goals": goals, "--scaling": scaling, "--json": json_output, "--threads": threads,
+            "--fastdp": fastdp, "--add": add,
         })  # fmt: skip
         return _draw(out or FOLDER)
     if scaling:
         _refuse("--scaling has models and sizes of its own", {
             "--models": models, "--against": against, "--clipping": clipping, "--rounds": rounds, "--probes": probes,
-            "--goals": goals,
+            "--goals": goals, "--fastdp": fastdp, "--add": add,
         })  # fmt: skip
         return _scale(device, threads, seed, out, json_output)
+    if add and out is None:
+        raise ConfigurationError("--add needs a file to add to: give --out")
     from adadp_lab.bench import compare
+    from adadp_lab.bench.report import read
 
     _check_writable(out)
+    earlier = read(out, "rows") if add and out is not None else None
     found = compare(
         _names(MODELS if models is None else models),
         _names(AGAINST if against is None else against),
         _names(CLIPPING if clipping is None else clipping),
-        device=device, rounds=rounds, threads=threads, seed=seed, probes=probes, say=_say,
+        device=device, rounds=rounds, threads=threads, seed=seed, probes=probes, fastdp=fastdp,
+        earlier=earlier, say=_say,
     )  # fmt: skip
     if out is not None:
-        write_json(out, found.to_dict())
+        write_json(out, (found if earlier is None else found.beside(earlier)).to_dict())
     if json_output:
         typer.echo(json.dumps(found.to_dict()))
         return

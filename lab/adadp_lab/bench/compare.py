@@ -1,4 +1,4 @@
-"""Step time and peak memory over plain SGD, for every clipping of ours and every mode of Opacus, in one process.
+"""Step time and peak memory over plain SGD, for every clipping of ours and every peer, in one process.
 
 Machines are noisy, so what counts is the ratio: every way takes one step in turn, round after round, and its time is
 the median. A shape is refreshed every `EVERY` steps, and that is counted in: `ms` is the median of steps without a
@@ -8,19 +8,23 @@ refresh, plus what a step with one takes longer, divided by `EVERY`.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from adadp.errors import ConfigurationError
 from adadp_lab.bench import machine
+from adadp_lab.bench.cases import Sizes
 from adadp_lab.bench.clock import milliseconds, peak_mib, release
 from adadp_lab.bench.goals import judge
-from adadp_lab.bench.methods import EVERY, METHODS, OURS, BenchTask, TimedStep
-from adadp_lab.bench.models import MODELS, SIZES, Sizes, build
+from adadp_lab.bench.methods import EVERY, METHODS, OURS, BenchTask, TimedStep, trained
+from adadp_lab.bench.models import MODELS, NAMES, SIZES, build
+from adadp_lab.bench.real_models import refuse_missing
 
 PEERS = tuple(dict.fromkeys(method.peer for method in METHODS.values() if method.peer))
 #: The rounds of a model, and the seconds that they may take, by kind of device. At least 5 rounds are made.
@@ -28,6 +32,7 @@ ROUNDS = {"cpu": 25, "cuda": 60}
 SECONDS = {"cpu": 45.0, "cuda": 10.0}
 REFRESHES = 3
 NO_OPACUS = "Opacus is not installed, so it is not in this table: pip install 'adadp[bench]' brings it"
+NO_FASTDP = "fastDP is not on the package index, so it is not in this table: --fastdp DIR names a checkout of it"
 
 
 def clippings_of(names: Sequence[str]) -> list[str]:
@@ -50,11 +55,15 @@ def _known(kind: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 class Contender:
-    """One way to take a step of one model. Whatever goes wrong is kept in `error`, and it takes no more steps."""
+    """One way to take a step of one model. Whatever goes wrong is kept in `error`, and it takes no more steps.
+
+    `trained` is how many parameters its steps change.
+    """
 
     def __init__(self, method: str, clipping: str) -> None:
         self.method, self.clipping = method, clipping
         self.error: str | None = None
+        self.trained: int | None = None
         self._step: TimedStep | None = None
 
     def make(
@@ -63,9 +72,11 @@ class Contender:
         """Make the step and take `warm` of them, which do not count."""
 
         def work() -> None:
-            self._step = METHODS[self.method].make(BenchTask(*build(model, sizes, seed, device), self.clipping, probes))
+            task = BenchTask(*build(model, sizes, seed, device), self.clipping, probes)
+            self._step = METHODS[self.method].make(task)
             for _ in range(warm):
                 self._step.run()
+            self.trained = sum(trained(task.module).values())
 
         self._guarded(work)
 
@@ -129,10 +140,22 @@ class Comparison:
         """As it is written to JSON."""
         return {"rows": self.rows, "versions": self.versions, "settings": self.settings, "notes": self.notes}
 
+    def beside(self, earlier: Mapping[str, Any]) -> Comparison:
+        """This, and what an earlier one (as written to JSON) has of other models."""
+        measured = self.settings["sizes"]
+        rows = [*(row for row in earlier["rows"] if row["model"] not in measured), *self.rows]
+        sizes = {**earlier["settings"]["sizes"], **measured}
+        return Comparison(
+            sorted(rows, key=lambda row: NAMES.index(row["model"])),
+            {**earlier["versions"], **self.versions},
+            {**self.settings, "sizes": {name: sizes[name] for name in NAMES if name in sizes}},
+            list(dict.fromkeys([*earlier.get("notes", []), *self.notes])),
+        )
+
 
 def compare(
     models: Sequence[str] = tuple(MODELS),
-    against: Sequence[str] = PEERS,
+    against: Sequence[str] = ("sgd", "opacus"),
     clipping: Sequence[str] = ("flat", "ellipsoid", "local"),
     *,
     device: str = "auto",
@@ -141,15 +164,24 @@ def compare(
     seed: int = 0,
     probes: int | None = None,
     sizes: Mapping[str, Sizes] | None = None,
+    fastdp: Path | None = None,
+    earlier: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
     """Measure `models` with each of our clippings and with the peers in `against`. SGD is always there: it is the unit.
 
     `rounds` is the most that are made of a model; `sizes` replaces sizes of models (`models.SIZES`); `probes` is the
     number of synthetic examples in a shape's refresh, by default two lots' worth and at most what training takes.
+    `fastdp` is a checkout of that peer. `earlier` is what `Comparison.beside` is to be given: it must come from the
+    same machine with the same packages.
     """
-    names = _known("model", models, tuple(MODELS))
+    names = _known("model", models, NAMES)
+    for name in names:
+        refuse_missing(name)
     peers = _known("peer", against, PEERS)
+    if fastdp is not None:
+        _import_from(fastdp)
+        peers = list(dict.fromkeys([*peers, "fastdp"]))
     ours = clippings_of(clipping)
     chosen = machine.device_for(device)
     kind = chosen.type
@@ -157,10 +189,11 @@ def compare(
         if value is not None and value < 1:
             raise ConfigurationError(f"{what} must be at least 1, not {value}")
     notes: list[str] = []
-    if "opacus" in peers and find_spec("opacus") is None:
-        notes.append(NO_OPACUS)
-        say(NO_OPACUS)
-        peers.remove("opacus")
+    for peer, package, missing in (("opacus", "opacus", NO_OPACUS), ("fastdp", "fastDP", NO_FASTDP)):
+        if peer in peers and find_spec(package) is None:
+            notes.append(missing)
+            say(missing)
+            peers.remove(peer)
     ways = [
         (name, way)
         for name, method in METHODS.items()
@@ -172,12 +205,30 @@ def compare(
     most = ROUNDS[kind] if rounds is None else rounds
     rows: list[dict[str, Any]] = []
     with machine.settings(chosen, threads):
+        versions = machine.versions(chosen)
+        _refuse_other_versions(versions, {} if earlier is None else earlier["versions"])
         for name in names:
             say(f"{name} on {kind}: {len(ways)} ways to take a step")
             rows += _rows(name, measured[name], ways, chosen, most, seed, probes)
-        versions = machine.versions(chosen)
+    if "fastDP" in sys.modules:
+        versions["fastdp"] = getattr(sys.modules["fastDP"], "__version__", "")
     settings = {"rounds": most, "refresh_every": EVERY, "seed": seed, "sizes": measured}
     return Comparison(rows, versions, settings, notes)
+
+
+def _import_from(folder: Path) -> None:
+    if not (folder / "fastDP" / "__init__.py").is_file():
+        raise ConfigurationError(f"{folder} is no checkout of fastDP: it has no fastDP/__init__.py")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _refuse_other_versions(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    unlike = [
+        f"{name} {there[name]} there, {here[name]} here" for name in here if there.get(name, here[name]) != here[name]
+    ]
+    if unlike:
+        raise ConfigurationError(f"the file was measured with other versions: {'; '.join(unlike)}. Measure it anew")
 
 
 def _rows(
@@ -186,7 +237,9 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     contenders = [Contender(*way) for way in ways]
     # A recording holds on to its memory, so those take their turns with SGD alone.
+    # Plain SGD's comes last: one that breaks off leaves torch's own generator unusable, which peers draw from.
     recorded = [contender for contender in contenders if METHODS[contender.method].only_on]
+    recorded.sort(key=lambda contender: METHODS[contender.method].peer == "sgd")
     together = [contender for contender in contenders if contender not in recorded]
     found: dict[Contender, dict[str, Any]] = {}
     for group in (together, *([contender] for contender in recorded)):
@@ -224,7 +277,8 @@ def _row(
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model": model, "method": contender.method, "clipping": contender.clipping, "device": kind,
-        "lot": sizes["lot"], "ms": None, "ratio_to_sgd": None, "peak_mib": None, "peak_ratio_to_sgd": None,
+        "lot": sizes["lot"], "trained": contender.trained, "ms": None, "ratio_to_sgd": None, "peak_mib": None,
+        "peak_ratio_to_sgd": None,
     }  # fmt: skip
     peak = contender.peak_mib(kind) if contender.error is None else None
     if contender.error is not None:

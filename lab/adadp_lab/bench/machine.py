@@ -19,6 +19,8 @@ from adadp_lab.report.records import version
 
 #: The kinds of devices that sizes and goals are made for.
 KINDS = ("cpu", "cuda")
+#: What is measured, and what times depend on.
+PACKAGES = ("adadp", "opacus", "triton", "numba", "transformers", "peft", "timm")
 
 
 def device_for(name: str) -> torch.device:
@@ -32,7 +34,7 @@ def device_for(name: str) -> torch.device:
 def versions(device: torch.device) -> dict[str, Any]:
     """Everything that times depend on: packages, processor, threads, the kernels that were asked for."""
     found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
-    packages = {package: version(package) for package in ("adadp", "opacus", "triton", "numba")}
+    packages = {package: version(package) for package in PACKAGES}
     found |= {package: known for package, known in packages.items() if known is not None}
     found |= {"processor": _processor(), "threads": torch.get_num_threads(), "kernels": requested()}
     if device.type == "cuda":

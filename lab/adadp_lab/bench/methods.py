@@ -1,17 +1,21 @@
-"""The ways to take a step that are measured: plain SGD, adadp with each clipping, each mode of Opacus.
+"""The ways to take a step that are measured: plain SGD, adadp with each clipping, each mode of Opacus, fastDP.
 
 A new way is one entry of `METHODS`: its name, and a function that makes a step of a module and a lot.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp.algorithms.defaults import DEFAULTS
@@ -21,6 +25,9 @@ from adadp.mechanism.replay import WARM_UP, TrainingStep
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.lot import Lot, Microbatch
 from adadp.shapes import Diagonal, Kronecker, Probe, Shape
+from adadp.shapes.synthetic import own_prediction
+from adadp_lab.bench.cases import Inputs, example_losses, logits_of, mean_loss
+from adadp_lab.bench.clock import release
 
 #: The shapes of an ellipsoid by the name of the clipping. Rank 0 keeps a number for each row and each column.
 SHAPES: dict[str, Callable[[], Shape]] = {
@@ -68,28 +75,31 @@ class BenchTask:
     """What a step is made for. `probes` is the number of synthetic examples of a refresh, None for the default."""
 
     module: nn.Module
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     clipping: str = "none"
     probes: int | None = None
 
+    @property
+    def lot(self) -> int:
+        """The number of examples."""
+        return len(self.targets)
+
     def loss(self) -> Tensor:
         """The mean over the lot."""
-        loss: Tensor = nn.functional.cross_entropy(self.module(self.inputs), self.targets)
-        return loss
+        return mean_loss(logits_of(self.module, self.inputs), self.targets)
 
-    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """One for each example, a mean over its own tokens."""
-        entries = nn.functional.cross_entropy(self.module(inputs), targets, reduction="none")
-        return entries if entries.ndim == 1 else entries.flatten(1).mean(1)
+        return example_losses(logits_of(self.module, inputs), targets)
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """The same for everybody."""
-        return torch.optim.SGD(self.module.parameters(), lr=RATE)
+        """The same for everybody, of what is to be trained."""
+        return torch.optim.SGD([p for p in self.module.parameters() if p.requires_grad], lr=RATE)
 
     def loader(self) -> DataLoader[Any]:
         """The lot as a data set, which engines want to see; nothing is drawn from it."""
-        return DataLoader(TensorDataset(self.inputs, self.targets), batch_size=len(self.inputs))
+        return DataLoader(TensorDataset(*tree_leaves(self.inputs), self.targets), batch_size=self.lot)
 
 
 def plain(task: BenchTask) -> TimedStep:
@@ -117,7 +127,7 @@ def plain_replayed(task: BenchTask) -> TimedStep:
 
 def private(task: BenchTask, replayed: bool = False) -> TimedStep:
     """Ours, ordinarily or replayed."""
-    lot = len(task.inputs)
+    lot = task.lot
     clipping = _clipping(task)
     _, optimizer, loader = PrivacyEngine(seed=0).make_private(
         module=task.module,
@@ -170,23 +180,45 @@ def _clipping(task: BenchTask) -> Clipping:
         return Flat(1.0)
     if task.clipping == "local":
         return Local(4.0, threshold=0.0)
-    lot = len(task.inputs)
+    lot = task.lot
     # The same share of the work for every model: a refresh sees two lots, and no more than training itself takes.
     count = task.probes or min(2 * lot, MOST_PROBES)
-    probe = Probe(_like(task.inputs), count=count, every=10**9, batch=min(lot, count))
+    probe = Probe(_like(task.inputs), count=count, every=10**9, batch=min(lot, count), loss=_probe_loss)
     return Ellipsoid(1.0, shape=SHAPES[task.clipping](), source=probe)
 
 
-def _like(inputs: Tensor) -> Callable[[int, torch.Generator], Tensor]:
-    """Probes of the inputs' form."""
-    form, most = inputs.shape[1:], None if inputs.is_floating_point() else int(inputs.max()) + 1
+def _like(inputs: Inputs) -> Callable[[int, torch.Generator], Inputs]:
+    """Probes of the inputs' form. Masks stay as they are: every token of a probe counts."""
 
-    def make(count: int, generator: torch.Generator) -> Tensor:
-        if most is None:
-            return torch.randn(count, *form, generator=generator)
-        return torch.randint(most, (count, *form), generator=generator)
+    def make(count: int, generator: torch.Generator) -> Inputs:
+        if isinstance(inputs, Tensor):
+            return _random(inputs, count, generator)
+        return {
+            name: part[:1].cpu().expand(count, -1) if name == "attention_mask" else _random(part, count, generator)
+            for name, part in inputs.items()
+        }
 
     return make
+
+
+def _random(like: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    form = (count, *like.shape[1:])
+    if like.is_floating_point():
+        return torch.randn(form, generator=generator)
+    return torch.randint(int(like.max()) + 1, form, generator=generator)
+
+
+def _probe_loss(outputs: Any, generator: torch.Generator) -> Tensor:
+    return own_prediction(outputs if isinstance(outputs, Tensor) else outputs.logits, generator)
+
+
+class Criterion(nn.Module):
+    """The loss in the form that peers take: `reduction` is "mean", or "none" for one loss an example."""
+
+    reduction = "mean"
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return (mean_loss if self.reduction == "mean" else example_losses)(logits, targets)
 
 
 def opacus(mode: str, task: BenchTask) -> TimedStep:
@@ -197,21 +229,58 @@ def opacus(mode: str, task: BenchTask) -> TimedStep:
         module=task.module,
         optimizer=task.optimizer(),
         data_loader=task.loader(),
-        criterion=nn.CrossEntropyLoss(),
+        criterion=Criterion(),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         poisson_sampling=False,
         grad_sample_mode=mode,
     )
     module, optimizer = made[0], made[1]
-    criterion = made[2] if mode == "ghost" else nn.CrossEntropyLoss()
+    criterion = made[2] if mode == "ghost" else Criterion()
 
     def run() -> None:
         optimizer.zero_grad()
-        criterion(module(task.inputs), task.targets).backward()
+        criterion(logits_of(module, task.inputs), task.targets).backward()
         optimizer.step()
 
     return TimedStep(run, optimizer.zero_grad)
+
+
+def fastdp(task: BenchTask) -> TimedStep:
+    """The peer whose checkout `--fastdp` names, as it is meant to be used. It trains the layers that it knows."""
+    from fastDP import PrivacyEngine as Peer
+
+    optimizer = task.optimizer()
+
+    def run() -> None:
+        optimizer.zero_grad()
+        task.loss().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    with redirect_stdout(StringIO()):  # it talks when it is made and in its first step
+        Peer(
+            task.module, batch_size=task.lot, sample_size=100 * task.lot, epochs=1, noise_multiplier=1.0,
+            clipping_mode="MixOpt", clipping_fn="automatic",
+        ).attach(optimizer)  # fmt: skip
+        run()
+    return TimedStep(run, optimizer.zero_grad)
+
+
+def private_as_fastdp(task: BenchTask, replayed: bool = False) -> TimedStep:
+    """Ours, with everything frozen that fastDP does not train."""
+    other = replace(task, module=copy.deepcopy(task.module))
+    fastdp(other)
+    known = trained(other.module)
+    for name, parameter in task.module.named_parameters():
+        parameter.requires_grad_(name in known)
+    del other
+    release()
+    return private(task, replayed)
+
+
+def trained(module: nn.Module) -> dict[str, int]:
+    """The parameters that the last step had a gradient for, and how many numbers each is."""
+    return {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.grad is not None}
 
 
 @dataclass(frozen=True)
@@ -232,4 +301,7 @@ METHODS: dict[str, Method] = {
     "opacus-hooks": Method(partial(opacus, "hooks"), ("flat",), "opacus"),
     "opacus-ghost": Method(partial(opacus, "ghost"), ("flat",), "opacus"),
     "opacus-functorch": Method(partial(opacus, "functorch"), ("flat",), "opacus"),
+    "fastdp": Method(fastdp, ("automatic",), "fastdp"),
+    "adadp-as-fastdp": Method(private_as_fastdp, ("flat",), "fastdp"),
+    "adadp-graph-as-fastdp": Method(partial(private_as_fastdp, replayed=True), ("flat",), "fastdp", only_on="cuda"),
 }

@@ -1,21 +1,20 @@
 """The models that steps are measured on, each with one lot of random inputs. Sizes are apart: a CPU gets smaller ones.
 
-A step's time does not depend on what inputs show, so there is no data here.
+Four are made here; those that people train are in `real_models`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-#: A module, a lot of inputs and their targets, all on the CPU.
-Case = tuple[nn.Module, Tensor, Tensor]
-#: Keyword arguments of a model's function below.
-Sizes = Mapping[str, int]
+from adadp_lab.bench.cases import CLASSES, Case, Sizes, labels
+from adadp_lab.bench.real_models import REAL, REAL_SIZES, real_case
 
-CLASSES, VOCABULARY = 10, 1000
+VOCABULARY = 1000
 
 
 def mlp(*, lot: int, width: int = 1000, depth: int = 1) -> Case:
@@ -23,7 +22,7 @@ def mlp(*, lot: int, width: int = 1000, depth: int = 1) -> Case:
     layers: list[nn.Module] = [nn.Linear(60, width), nn.ReLU()]
     for _ in range(depth - 1):
         layers += [nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(width, CLASSES)), torch.randn(lot, 60), _labels(lot)
+    return nn.Sequential(*layers, nn.Linear(width, CLASSES)), torch.randn(lot, 60), labels(lot)
 
 
 def alexnet(*, lot: int, channels: int = 64, size: int = 32) -> Case:
@@ -44,7 +43,7 @@ def alexnet(*, lot: int, channels: int = 64, size: int = 32) -> Case:
         nn.ReLU(),
         nn.Linear(192, CLASSES),
     )
-    return model, torch.randn(lot, 3, size, size), _labels(lot)
+    return model, torch.randn(lot, 3, size, size), labels(lot)
 
 
 class _Residual(nn.Module):
@@ -73,7 +72,7 @@ def wrn(*, lot: int, widen: int = 4, size: int = 32) -> Case:
         layers += [_Residual(width, outputs, stride), _Residual(outputs, outputs, 1)]
         width = outputs
     layers += [nn.GroupNorm(16, width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES)]
-    return nn.Sequential(*layers), torch.randn(lot, 3, size, size), _labels(lot)
+    return nn.Sequential(*layers), torch.randn(lot, 3, size, size), labels(lot)
 
 
 class _Block(nn.Module):
@@ -108,7 +107,7 @@ class _Transformer(nn.Module):
 
 def transformer(*, lot: int, width: int = 768, depth: int = 12, length: int = 256) -> Case:
     """An encoder over `length` tokens that classifies their mean; heads of 64."""
-    return _Transformer(width, depth, length), torch.randint(VOCABULARY, (lot, length)), _labels(lot)
+    return _Transformer(width, depth, length), torch.randint(VOCABULARY, (lot, length)), labels(lot)
 
 
 def _labels(lot: int) -> Tensor:
@@ -116,6 +115,8 @@ def _labels(lot: int) -> Tensor:
 
 
 MODELS: dict[str, Callable[..., Case]] = {"mlp": mlp, "alexnet": alexnet, "wrn": wrn, "transformer": transformer}
+#: Every name that can be asked for.
+NAMES = (*MODELS, *REAL)
 
 #: What the table measures, by kind of device.
 SIZES: dict[str, dict[str, Sizes]] = {
@@ -124,12 +125,14 @@ SIZES: dict[str, dict[str, Sizes]] = {
         "alexnet": {"lot": 32, "channels": 64, "size": 32},
         "wrn": {"lot": 16, "widen": 4, "size": 32},
         "transformer": {"lot": 32, "width": 256, "depth": 2, "length": 64},
+        **REAL_SIZES["cpu"],
     },
     "cuda": {
         "mlp": {"lot": 600, "width": 1000, "depth": 1},
         "alexnet": {"lot": 512, "channels": 64, "size": 32},
         "wrn": {"lot": 256, "widen": 4, "size": 32},
         "transformer": {"lot": 32, "width": 768, "depth": 12, "length": 256},
+        **REAL_SIZES["cuda"],
     },
 }
 
@@ -138,5 +141,5 @@ def build(model: str, sizes: Sizes, seed: int, device: torch.device) -> Case:
     """The same weights and the same lot each time, on `device`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module, inputs, targets = MODELS[model](**sizes)
-    return module.to(device), inputs.to(device), targets.to(device)
+        module, inputs, targets = real_case(model, sizes) if model in REAL else MODELS[model](**sizes)
+    return module.to(device), tree_map(lambda part: part.to(device), inputs), targets.to(device)

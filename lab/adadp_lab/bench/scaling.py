@@ -20,10 +20,11 @@ import torch
 from adadp.errors import ConfigurationError
 from adadp.mechanism.replay import WARM_UP
 from adadp_lab.bench import machine
+from adadp_lab.bench.cases import Sizes
 from adadp_lab.bench.clock import milliseconds, release
 from adadp_lab.bench.compare import Contender
 from adadp_lab.bench.methods import METHODS
-from adadp_lab.bench.models import MODELS, Sizes
+from adadp_lab.bench.models import MODELS
 
 _OURS = ("flat", "ellipsoid-rowcolumn", "local")
 #: What grows, by kind of device and by the name that its points have: method and clipping.

@@ -70,7 +70,7 @@ class Inside:
 def measured(name: str, device: torch.device, replayed: bool, rounds: int) -> dict[str, float]:
     module, inputs, targets = build(name, SIZES[device.type][name], 0, device)
     task = BenchTask(module, inputs, targets, "flat")
-    lot = len(inputs)
+    lot = task.lot
 
     engine = PrivacyEngine(seed=0)
 

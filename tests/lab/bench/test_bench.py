@@ -19,7 +19,7 @@ QUICK = ["bench", "--device", "cpu", "--rounds", "2", "--models", "mlp", "--agai
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SIZES, "cpu", tiny.SIZES)
+    monkeypatch.setitem(SIZES, "cpu", {**tiny.SIZES, **tiny.REAL})
     monkeypatch.setitem(SWEEPS, "cpu", tiny.SWEEPS)
 
 
@@ -96,6 +96,9 @@ def test_pages_are_made_of_the_files(tmp_path: Path) -> None:
         (["--scaling", "--models", "mlp"], "--scaling has models and sizes of its own: no --models"),
         (["--draw", "--scaling"], "--draw measures nothing: no --scaling"),
         (["--out", "."], "--out . is a folder: give a file"),
+        (["--add"], "--add needs a file to add to: give --out"),
+        (["--draw", "--add"], "--draw measures nothing: no --add"),
+        (["--fastdp", "."], ". is no checkout of fastDP: it has no fastDP/__init__.py"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:
@@ -103,6 +106,38 @@ def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:
     assert found.exit_code == 2
     assert found.stderr == f"adadp: {words}\n" or found.stderr.startswith(f"adadp: {words}")
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_files_of_several_runs_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    alone = ["bench", "--device", "cpu", "--rounds", "2", "--against", "sgd", "--clipping", "flat", "--out", path]
+    run(*alone, "--models", "transformer", "--add")  # there is none yet
+    run(*alone, "--models", "mlp", "--add")
+    found = json.loads(path.read_text())
+    assert [(row["model"], row["method"]) for row in found["rows"]] == [
+        ("mlp", "sgd"), ("mlp", "adadp"), ("transformer", "sgd"), ("transformer", "adadp"),
+    ]  # fmt: skip
+    assert found["settings"]["sizes"] == {name: tiny.SIZES[name] for name in ("mlp", "transformer")}
+    found["rows"][0]["lot"] = found["rows"][2]["lot"] = 7777
+    path.write_text(json.dumps(found))
+    run(*alone, "--models", "mlp", "--add")
+    assert [row["lot"] for row in json.loads(path.read_text())["rows"]] == [8, 8, 7777, 2]
+    found["versions"]["torch"] = "0.1"
+    path.write_text(json.dumps(found))
+    refused = CliRunner().invoke(app, [str(argument) for argument in [*alone, "--models", "mlp", "--add"]])
+    assert refused.exit_code == 2
+    assert "measured with other versions: torch 0.1 there" in refused.stderr
+    assert json.loads(path.read_text()) == found
+    run(*alone, "--models", "mlp")
+    assert [row["model"] for row in json.loads(path.read_text())["rows"]] == ["mlp", "mlp"]
+
+
+def test_a_model_whose_library_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    found = CliRunner().invoke(app, ["bench", "--device", "cpu", "--models", "mlp,llama-lora"])
+    assert found.exit_code == 2
+    assert "'llama-lora' is made of transformers peft, not installed here: pip install" in found.stderr
 
 
 def test_draw_says_what_is_missing_or_strange(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from adadp_lab.bench import clock, compare
 from adadp_lab.bench.compare import NO_OPACUS, Comparison
 from adadp_lab.bench.goals import judge
 from adadp_lab.bench.methods import EVERY, METHODS, OURS, BenchTask, Method, TimedStep, plain
-from adadp_lab.bench.models import SIZES, build
+from adadp_lab.bench.models import MODELS, build
 from lab.bench import tiny
 
 from adadp.errors import ConfigurationError
@@ -30,7 +30,7 @@ def everything() -> Comparison:
 def test_every_model_with_every_clipping(everything: Comparison) -> None:
     found = [(row["model"], row["method"], row["clipping"]) for row in everything.rows]
     ways = [("sgd", "none"), *(("adadp", clipping) for clipping in OURS)]
-    assert found == [(model, *way) for model in SIZES["cpu"] for way in ways]
+    assert found == [(model, *way) for model in MODELS for way in ways]
     for row in everything.rows:
         assert row.keys() >= KEYS
         assert "error" not in row, row
