@@ -1,11 +1,10 @@
-"""Checks that need no data: which modules and optimizers cannot be trained privately, and a repair (`fix`).
+"""Checks that need no data: which modules and optimizers cannot be trained privately.
 
 What cannot be read off the modules is tried out while the model trains (`adadp.checks.trial`).
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 
 import torch
@@ -20,6 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from adadp.checks.criterion import check_criterion
+from adadp.checks.repair import fix
 from adadp.errors import ConfigurationError, UnsupportedModuleError
 
 _REPARAMETRIZING = (WeightNorm, SpectralNorm, BasePruningMethod)
@@ -64,43 +64,6 @@ def check_module(module: nn.Module) -> None:
     found = problems(module)
     if found:
         raise UnsupportedModuleError("; ".join(found))
-
-
-def fix(module: nn.Module) -> nn.Module:
-    """A copy of the model in which cross-example layers are replaced: BatchNorm by GroupNorm of up to 32 groups.
-
-    BatchNorm1d may normalise plain features, where a group of one channel would always give 0: its groups have eight
-    channels or more. The new layers have affine parameters where the old ones had, with initial values. Build the
-    optimizer afterwards.
-    """
-    fixed = copy.deepcopy(module)
-    replacement = _replacement(fixed)
-    if replacement is not None:
-        return replacement
-    for part in list(fixed.modules()):
-        for name, child in list(part.named_children()):
-            new = _replacement(child)
-            if new is not None:
-                setattr(part, name, new)
-    return fixed
-
-
-def _replacement(part: nn.Module) -> nn.Module | None:
-    if isinstance(part, _BatchNorm):
-        channels = part.num_features
-        most = max(1, channels // 8) if isinstance(part, nn.BatchNorm1d) else channels
-        groups = max(group for group in range(1, min(32, most) + 1) if channels % group == 0)
-        new: nn.Module = nn.GroupNorm(groups, channels, eps=part.eps, affine=part.affine)
-        if part.affine:
-            new = new.to(part.weight.device, part.weight.dtype)
-        return new.train(part.training)
-    if isinstance(part, _InstanceNorm) and part.track_running_stats:
-        plain = type(part)(part.num_features, eps=part.eps, affine=part.affine)
-        if part.affine:
-            plain = plain.to(part.weight.device, part.weight.dtype)
-            plain.load_state_dict({"weight": part.weight.detach(), "bias": part.bias.detach()})
-        return plain.train(part.training)
-    return None
 
 
 def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
