@@ -24,6 +24,7 @@ from adadp.accounting.ledger import Ledger
 from adadp.accounting.run import Run
 from adadp.accounting.target_noise import noise_for_target
 from adadp.checks.assumptions import REFUSED, standing, untried_at_start, untried_before
+from adadp.checks.frozen_norms import FrozenNorms
 from adadp.checks.setup import as_float, check_training
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
@@ -204,6 +205,7 @@ class PrivacyEngine:
                     *standing(
                         loss_reduction, penalty=penalty is not None, in_pieces=max_physical_batch_size is not None
                     ),
+                    *FrozenNorms(module).assumptions(),
                     *chosen.assumptions,
                     randomness.assumption,
                 ],

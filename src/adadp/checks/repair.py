@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
+from adadp.checks.notes import keep_notes, some
 from adadp.errors import ModelNotice, UnsupportedModuleError
 
 #: What a BatchNorm may go on with after it has normalised (timm), by the names of its children, in this order.
 _AFTERWARDS = ("drop", "act")
-_NAMED = 3  # modules that the notice names for each kind
-
-#: For each model that `fix` returned, a line for each part that it replaced.
-_REPLACED: weakref.WeakKeyDictionary[nn.Module, list[str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -78,20 +74,10 @@ def fix(module: nn.Module) -> nn.Module:
                 part._modules[key] = found[id(child)].new
     result = found[id(fixed)].new if id(fixed) in found else fixed
     if lines:
-        _REPLACED[result] = lines
-        said = " and ".join(f"{len(names)} {old} by {new} ({_some(names)})" for (old, new), names in kinds.items())
+        keep_notes(result, lines)
+        said = " and ".join(f"{len(names)} {old} by {new} ({some(names)})" for (old, new), names in kinds.items())
         warnings.warn(f"adadp.fix replaced {said}; adadp.notes(model) has all of them", ModelNotice, stacklevel=2)
     return result
-
-
-def replaced_in(module: nn.Module) -> list[str]:
-    """What `fix` replaced in a model that it returned: a line for each part. Empty for any other model."""
-    return list(_REPLACED.get(module, ()))
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + rest
 
 
 def _replacement(part: nn.Module, here: str) -> _Replacement | None:
@@ -153,4 +139,4 @@ def _computes_plainly(part: _BatchNorm, afterwards: Sequence[nn.Module]) -> bool
     return isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found, expected, 1e-2, 1e-3)
 
 
-__all__ = ["fix", "replaced_in"]
+__all__ = ["fix"]

@@ -21,6 +21,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from adadp.checks.criterion import check_criterion
 from adadp.checks.repair import fix
 from adadp.errors import ConfigurationError, UnsupportedModuleError
+from adadp.gradients.layers.normalization import normalises_by_constants
 
 _REPARAMETRIZING = (WeightNorm, SpectralNorm, BasePruningMethod)
 
@@ -30,10 +31,12 @@ def problems(module: nn.Module) -> list[str]:
     found = []
     for name, part in module.named_modules():
         here = f"{name or 'the model'} ({type(part).__name__})"
-        if isinstance(part, _BatchNorm):
+        if isinstance(part, _BatchNorm) and not normalises_by_constants(part):
+            statistics = part.track_running_stats and part.running_mean is not None
             found.append(
                 f"{here} normalises each example by the others of its batch, so no example's gradient is its own. "
-                "adadp.fix(model) puts GroupNorm in its place."
+                "adadp.fix(model) puts GroupNorm in its place"
+                + (", or its .eval() keeps it at its running statistics." if statistics else " (eval() does not help).")
             )
         elif isinstance(part, _InstanceNorm) and part.track_running_stats:
             found.append(
