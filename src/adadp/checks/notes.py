@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import nn
+
+from adadp.errors import ModelNotice
 
 _SOME = 3
 
@@ -24,12 +28,31 @@ def notes(module: nn.Module) -> list[str]:
         it has no rule for them. Empty where there is nothing to say.
 
     """
-    return list(_NOTES.get(module, ()))
+    return list(_NOTES.get(getattr(module, "_orig_mod", module), ()))  # of the module inside a compiled one
 
 
 def keep_notes(module: nn.Module, lines: Sequence[str]) -> None:
     """Have `notes(module)` return these lines too."""
-    _NOTES.setdefault(module, []).extend(lines)
+    kept = _NOTES.setdefault(module, [])
+    kept.extend(line for line in lines if line not in kept)
+
+
+def say_through_func(module: nn.Module, without_rule: Sequence[tuple[str, str]], chunk: int, stacklevel: int) -> None:
+    """Sum up which modules (name and class) have no rule, in one `ModelNotice`, and note each."""
+    if not without_rule:
+        return
+    how = f"torch.func takes {{}} per-example gradients, {chunk} examples at a time"
+    lines = [f"{name} ({kind}): no rule for this kind of module, so {how.format('its')}" for name, kind in without_rule]
+    keep_notes(module, lines)
+    kinds = Counter(kind for _, kind in without_rule)
+    several = f"{len(lines)} modules{f' of {len(kinds)} kinds' if len(kinds) > 1 else ''} have"
+    counted = [kind if count == 1 else f"{kind} x{count}" for kind, count in kinds.most_common()]
+    warnings.warn(
+        f"{several if len(lines) > 1 else '1 module has'} no rule ({some(counted)}): "
+        f"{how.format('their' if len(lines) > 1 else 'its')}; adadp.notes(model) has every name",
+        ModelNotice,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def some(names: Sequence[str]) -> str:
@@ -38,4 +61,4 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SOME]) + rest
 
 
-__all__ = ["keep_notes", "notes", "some"]
+__all__ = ["keep_notes", "notes", "say_through_func", "some"]

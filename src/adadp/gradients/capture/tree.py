@@ -25,7 +25,7 @@ class Tree:
 
     def __init__(self, module: nn.Module, through_func: frozenset[str], chunk: int) -> None:
         self.module = module
-        self.notices: list[str] = []  # which modules go through torch.func
+        self.notices: list[tuple[str, str]] = []  # name and class of each module that goes through torch.func unasked
         self.watched: list[nn.Module] = []  # all but those below an atomic layer, which are not called through hooks
         self._names = {id(part): name for name, part in module.named_modules()}
         unknown = through_func - set(self._names.values())
@@ -57,10 +57,8 @@ class Tree:
             layer = None if forced else known_layer(part)
             if layer is None:
                 layer = ThroughFunc()
-                self.notices.append(
-                    f"{name or 'the model'} ({type(part).__name__}): no rule for this kind of module, so its "
-                    f"per-example gradients go through torch.func, {chunk} examples at a time"
-                )
+                if not forced:
+                    self.notices.append((name or "the model", type(part).__name__))
             layer.check(part, name or type(part).__name__)
             self._layers[id(part)] = layer
             own = dict(slots.get(id(part), {}))
