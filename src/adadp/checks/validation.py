@@ -18,6 +18,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from adadp.checks.configurations import configuration_problems
 from adadp.checks.criterion import check_criterion
 from adadp.checks.repair import fix
 from adadp.errors import ConfigurationError, UnsupportedModuleError
@@ -59,7 +60,7 @@ def problems(module: nn.Module) -> list[str]:
             )
         if any(is_lazy(parameter) for parameter in part.parameters(recurse=False)):
             found.append(f"{here} has no shape yet: run the model once on a dummy input first")
-    return found
+    return [*found, *configuration_problems(module)]
 
 
 def check_module(module: nn.Module) -> None:
