@@ -390,7 +390,7 @@ def test_clamping_in_the_backward_pass_is_clamping_after_it() -> None:
             for x, y in loader:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
-                forms = [form for record in optimizer._step.capture._work.records for form in record.forms().values()]
+                forms = [form for record in optimizer._step.capture.work.records for form in record.forms().values()]
                 optimizer.step()
         # The weights of three layers, and the biases that are measured with theirs.
         assert sum(isinstance(form, Clamped) for form in forms) == (5 if early else 0)

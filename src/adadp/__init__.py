@@ -15,7 +15,8 @@ from adadp import _moved
 if TYPE_CHECKING:
     from adadp.accounting.budget import Budget
     from adadp.accounting.ledger import Ledger
-    from adadp.checks.validation import fix
+    from adadp.checks.notes import notes
+    from adadp.checks.repair import fix
     from adadp.clipping import Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
     from adadp.engine import PrivacyEngine
     from adadp.errors import PrivacyError
@@ -31,7 +32,8 @@ _HOMES = {
     "adadp.errors": ("PrivacyError",),
     "adadp.mechanism.replay": ("TrainingStep",),
     "adadp.shapes": ("Diagonal", "Kronecker", "Paid", "Probe", "Public", "Raw", "Released"),
-    "adadp.checks.validation": ("fix",),
+    "adadp.checks.notes": ("notes",),
+    "adadp.checks.repair": ("fix",),
 }
 _moved.install()
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -59,6 +61,7 @@ __all__ = [
     "Released",
     "TrainingStep",
     "fix",
+    "notes",
 ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +23,7 @@ from adadp.accounting.ledger import Ledger
 from adadp.accounting.run import Run
 from adadp.accounting.target_noise import noise_for_target
 from adadp.checks.assumptions import REFUSED, standing, untried_at_start, untried_before
+from adadp.checks.frozen_norms import FrozenNorms
 from adadp.checks.setup import as_float, check_training
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
@@ -205,6 +205,7 @@ class PrivacyEngine:
                     *standing(
                         loss_reduction, penalty=penalty is not None, in_pieces=max_physical_batch_size is not None
                     ),
+                    *FrozenNorms(module).assumptions(),
                     *chosen.assumptions,
                     randomness.assumption,
                 ],
@@ -212,8 +213,6 @@ class PrivacyEngine:
             )
             inherit_spending(module, self._open())  # which may refuse: then nothing is left watching
             self._last = run
-            for notice in capture.notices:
-                warnings.warn(notice, stacklevel=2)
             trial.on_refusal = lambda text: run.note_once_charged(reasons=[REFUSED.format(text)])
             step = step_class(
                 capture,

@@ -61,3 +61,7 @@ class CorruptDataError(DataError):
 
 class UntriedWarning(UserWarning):
     """The guarantee rests on something that could not be tried; it is said once, where training starts."""
+
+
+class ModelNotice(UserWarning):
+    """Something about the model that its user may want to know, in one line; `adadp.notes(model)` has every name."""

@@ -430,7 +430,9 @@ def test_parametrized_weights(make: Any) -> None:
 def test_parametrized_weights_that_change_in_the_forward_pass_are_refused() -> None:
     model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(COUNT, COUNT)), nn.Tanh())
     Capture(model)
-    with pytest.raises(UnsupportedModuleError, match=r"no rule says how mv brings 0\.parametrizations\.weight\.original"):
+    with pytest.raises(
+        UnsupportedModuleError, match=r"no rule says how mv brings 0\.parametrizations\.weight\.original"
+    ):
         model(torch.randn(COUNT, COUNT))
 
 

@@ -10,6 +10,15 @@ from torch import nn
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.capture import Capture
 
+
+def of_batches(layer: nn.modules.batchnorm._BatchNorm) -> nn.Module:
+    """With statistics of its own, which it normalises by."""
+    torch.manual_seed(1)
+    nn.init.normal_(layer.running_mean)
+    nn.init.uniform_(layer.running_var, 0.5, 2.0)
+    return layer.eval()
+
+
 LAYERS = [
     (nn.LayerNorm(4), (5, 4)),
     (nn.LayerNorm(4, bias=False), (5, 3, 4)),
@@ -21,6 +30,11 @@ LAYERS = [
     (nn.GroupNorm(2, 4, eps=0.1), (5, 4, 6)),
     (nn.GroupNorm(4, 4), (5, 4, 3, 2)),
     (nn.GroupNorm(1, 4), (5, 4, 2, 3, 2)),
+    (of_batches(nn.BatchNorm1d(4)), (5, 4)),
+    (of_batches(nn.BatchNorm1d(4, eps=0.1)), (5, 4, 6)),
+    (of_batches(nn.BatchNorm2d(4)), (5, 4, 3, 2)),
+    (of_batches(nn.BatchNorm3d(4)), (5, 4, 2, 3, 2)),
+    (of_batches(nn.SyncBatchNorm(4)), (5, 4, 6)),
     (nn.InstanceNorm1d(4, affine=True), (5, 4, 6)),
     (nn.InstanceNorm2d(4, affine=True, eps=0.1), (5, 4, 3, 2)),
     (nn.InstanceNorm3d(4, affine=True), (5, 4, 2, 3, 2)),

@@ -24,7 +24,7 @@ from adadp.testing import influence, spending
 from testing import loops
 from testing.loops import answers, rows, trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*no rule for this kind of module")
+pytestmark = pytest.mark.filterwarnings("ignore::adadp.errors.ModelNotice")
 
 Loss = Callable[[Any, Any], Tensor]
 

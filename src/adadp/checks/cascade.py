@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from adadp.checks.containers import Arguments
 from adadp.checks.loss_trial import UNKNOWN, LossTrial
 from adadp.checks.module_trial import ModuleTrial
+from adadp.checks.notes import say_through_func
 from adadp.checks.padding import Padded
 from adadp.checks.result_comparison import ExampleAxis
 from adadp.checks.short_trial import ShortTrial, largest_differences
@@ -24,10 +25,9 @@ from adadp.checks.trial_runs import LossRuns, TrialRuns
 from adadp.checks.whole_batch import refuse_whole
 from adadp.errors import PrivacyError
 from adadp.gradients import Capture
-from adadp.gradients.capture.capture import UnruledError
+from adadp.gradients.capture.meetings import UnruledError
 from adadp.gradients.capture.readings import UnlearntError
 from adadp.out_of_memory import out_of_memory
-
 
 Result = TypeVar("Result")
 
@@ -35,24 +35,26 @@ Result = TypeVar("Result")
 def learnt(runs: TrialRuns, attempt: Callable[[], Result]) -> Result:
     """The attempt's result. Where it meets something whose examples are not known, they are learnt and it is repeated.
 
-    What has no rule goes through torch.func from then on, with a warning.
+    What has no rule goes through torch.func from then on, with one notice for all of it.
     """
-    readings, learn = runs.capture.readings, False
-    before = readings.known()
+    capture, learn = runs.capture, False
+    before, noted = capture.readings.known(), len(capture.notices)
     while True:
         try:
             if learn:
                 runs.learn()
-            return attempt()
+            result = attempt()
+            say_through_func(capture.module, capture.notices[noted:], capture.chunk, stacklevel=2)
+            return result
         except UnlearntError:
             if learn:
                 raise
             learn = True
         except UnruledError as error:
-            runs.capture.send_through_func(error)
+            capture.send_through_func(error)
             learn = False
         except BaseException:
-            readings.forget_since(before)
+            capture.readings.forget_since(before)
             raise
 
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.run import Run
+from adadp.checks.frozen_norms import FrozenNorms
 from adadp.checks.trial import Trial
 from adadp.checks.weights import Weights, foreign_leaves
 from adadp.errors import TrainingLoopError, UntriedWarning
@@ -82,6 +83,7 @@ class LoopRules:
         self._lots, self._trial, self._run, self._ledger = lots, trial, run, ledger
         self._parameters: Mapping[str, nn.Parameter] = dict(module.named_parameters())
         self._weights = Weights(module, optimizer)
+        self._norms = FrozenNorms(module)
         # Weak: a gradient that zero_grad() dropped must not stay in memory until the next step.
         self._placed: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._part: Microbatch | None = None  # for which the module was called last
@@ -97,9 +99,10 @@ class LoopRules:
         part = self._lots.current
         if part is None:
             return
+        self._norms.check()
+        self._note_touched()  # at every call: what the module does itself is accepted after it
         if self._part is not part:
             self._part = part
-            self._note_touched()
             self._trial.handed_out()
         if torch.is_grad_enabled():
             self._lots.trained_on = part
@@ -128,6 +131,7 @@ class LoopRules:
     def refuse_changes(self, microbatch: Microbatch) -> None:
         """Raise where the weights, what reached them or the rates are not what the release is made for."""
         self._weights.check()
+        self._norms.check()  # torch.func runs parts of the model again below
         self._refuse_foreign_gradients()
         self._refuse_changed_rates(microbatch)
 

@@ -309,9 +309,9 @@ def refuse_unlike(one: RunResult, other: RunResult) -> None:
 
 
 _UNLIKE = (
-    "{} is given something without a row for each example that still depends on the examples (a maximum over the batch, "
-    "the first one's values): their gradients cannot be told apart. Keep examples in the first dimension, or compute it "
-    "from each example alone."
+    "{} is given something without a row for each example that still depends on the examples (a maximum over the "
+    "batch, the values of the first one): their gradients cannot be told apart. Keep examples in the first dimension, "
+    "or compute it from each example alone."
 )
 
 

@@ -1,11 +1,10 @@
-"""Checks that need no data: which modules and optimizers cannot be trained privately, and a repair (`fix`).
+"""Checks that need no data: which modules and optimizers cannot be trained privately.
 
 What cannot be read off the modules is tried out while the model trains (`adadp.checks.trial`).
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 
 import torch
@@ -19,8 +18,11 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from adadp.checks.configurations import configuration_problems
 from adadp.checks.criterion import check_criterion
+from adadp.checks.repair import fix
 from adadp.errors import ConfigurationError, UnsupportedModuleError
+from adadp.gradients.layers.normalization import normalises_by_constants
 
 _REPARAMETRIZING = (WeightNorm, SpectralNorm, BasePruningMethod)
 
@@ -30,10 +32,12 @@ def problems(module: nn.Module) -> list[str]:
     found = []
     for name, part in module.named_modules():
         here = f"{name or 'the model'} ({type(part).__name__})"
-        if isinstance(part, _BatchNorm):
+        if isinstance(part, _BatchNorm) and not normalises_by_constants(part):
+            statistics = part.track_running_stats and part.running_mean is not None
             found.append(
                 f"{here} normalises each example by the others of its batch, so no example's gradient is its own. "
-                "adadp.fix(model) puts GroupNorm in its place."
+                "adadp.fix(model) puts GroupNorm in its place"
+                + (", or its .eval() keeps it at its running statistics." if statistics else " (eval() does not help).")
             )
         elif isinstance(part, _InstanceNorm) and part.track_running_stats:
             found.append(
@@ -49,14 +53,15 @@ def problems(module: nn.Module) -> list[str]:
                 f"{here} computes its weights from others before it runs (weight_norm, spectral_norm or pruning): its "
                 "per-example gradients are not known. Remove it (torch.nn.utils.remove_weight_norm and its like)."
             )
-        elif parametrize.is_parametrized(part):
+        elif parametrize.is_parametrized(part) and any(True for _ in part.parametrizations.buffers()):  # type: ignore[operator,union-attr]
             found.append(
-                f"{here} computes its weights from others (torch.nn.utils.parametrize): its per-example gradients are "
-                "not known. Remove the parametrization (parametrize.remove_parametrizations)."
+                f"{here} computes its weights from others and keeps something between calls (spectral_norm of "
+                "torch.nn.utils.parametrizations, for instance): its per-example gradients are not known. Remove the "
+                "parametrization (parametrize.remove_parametrizations)."
             )
         if any(is_lazy(parameter) for parameter in part.parameters(recurse=False)):
             found.append(f"{here} has no shape yet: run the model once on a dummy input first")
-    return found
+    return [*found, *configuration_problems(module)]
 
 
 def check_module(module: nn.Module) -> None:
@@ -64,43 +69,6 @@ def check_module(module: nn.Module) -> None:
     found = problems(module)
     if found:
         raise UnsupportedModuleError("; ".join(found))
-
-
-def fix(module: nn.Module) -> nn.Module:
-    """A copy of the model in which cross-example layers are replaced: BatchNorm by GroupNorm of up to 32 groups.
-
-    BatchNorm1d may normalise plain features, where a group of one channel would always give 0: its groups have eight
-    channels or more. The new layers have affine parameters where the old ones had, with initial values. Build the
-    optimizer afterwards.
-    """
-    fixed = copy.deepcopy(module)
-    replacement = _replacement(fixed)
-    if replacement is not None:
-        return replacement
-    for part in list(fixed.modules()):
-        for name, child in list(part.named_children()):
-            new = _replacement(child)
-            if new is not None:
-                setattr(part, name, new)
-    return fixed
-
-
-def _replacement(part: nn.Module) -> nn.Module | None:
-    if isinstance(part, _BatchNorm):
-        channels = part.num_features
-        most = max(1, channels // 8) if isinstance(part, nn.BatchNorm1d) else channels
-        groups = max(group for group in range(1, min(32, most) + 1) if channels % group == 0)
-        new: nn.Module = nn.GroupNorm(groups, channels, eps=part.eps, affine=part.affine)
-        if part.affine:
-            new = new.to(part.weight.device, part.weight.dtype)
-        return new.train(part.training)
-    if isinstance(part, _InstanceNorm) and part.track_running_stats:
-        plain = type(part)(part.num_features, eps=part.eps, affine=part.affine)
-        if part.affine:
-            plain = plain.to(part.weight.device, part.weight.dtype)
-            plain.load_state_dict({"weight": part.weight.detach(), "bias": part.bias.detach()})
-        return plain.train(part.training)
-    return None
 
 
 def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from adadp.checks.validation import check_module, fix, problems
+from adadp.checks.repair import fix
+from adadp.checks.validation import check_module, problems
 from adadp.engine import PrivacyEngine
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.sampling.loader import PrivateLoader

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from adadp.accounting.events import Event
+from adadp.checks.notes import say_through_func
 from adadp.clipping.base import Clipping, count_lot, settings_of
 from adadp.clipping.early import before_pass
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
-from adadp.gradients.capture.capture import UnruledError
+from adadp.gradients.capture.meetings import UnruledError
 from adadp.gradients.rounding import exact_arithmetic, refuse_unbounded_precision
 from adadp.mechanism.noise import add_noise
 from adadp.mechanism.observation import Observer, Unnoised
@@ -317,6 +318,7 @@ class PrivateStep:
                 break
             except UnruledError as error:  # no lot had two examples yet, so nothing was tried
                 self.capture.send_through_func(error)
+                say_through_func(self.capture.module, self.capture.notices[-1:], self.capture.chunk, stacklevel=2)
         return Gradients(forms, count, keep=torch.ones(count, dtype=torch.bool, device=device))
 
 

@@ -1,38 +1,51 @@
-"""The two forward hooks of every watched module, which survive copying, pickling and torch.compile."""
+"""The hooks on each watched module: what torch calls before and after the module runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from adadp.gradients.capture.slot import Slot
+from adadp.gradients.layers.layer import Layer
+
 
 class HookTarget(Protocol):
     """What the hooks report to: the capture of one module tree."""
 
-    module: nn.Module
+    module: nn.Module  # the root
 
-    def watches(self, module: nn.Module) -> bool:
-        """Whether a call of `module` is to be reported now."""
+    @property
+    def awake(self) -> bool:
+        """Whether calls are to be reported now."""
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """`module` is about to run with these arguments."""
+    def enter(self, part: WatchedPart, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is about to run with these arguments."""
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """`module` returned `output`, or raised and `output` is None. Returns what to use instead, None to keep it."""
+    def leave(self, part: WatchedPart, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """A module returned `output`, or raised and `output` is None. Returns what to use instead, None to keep it."""
 
 
-class Hooks:
-    """The two hooks. A copy of a module keeps them, but is not the module that is watched: they do nothing there."""
+class WatchedPart:
+    """One watched module with its two hooks. A copy of the module keeps them; there they do nothing.
 
-    def __init__(self, target: HookTarget) -> None:
-        self._target = target
+    Attributes:
+        module: the module.
+        layer: the layer that answers for it, None for one without.
+        slots: of the parameters that the layer answers for.
+        calls: how often it was called in the pass of number `in_pass`.
+    """
+
+    def __init__(self, target: HookTarget, module: nn.Module, layer: Layer | None, slots: Sequence[Slot]) -> None:
+        self.target, self.module, self.layer, self.slots = target, module, layer, tuple(slots)
+        self.calls = self.in_pass = 0
         # Under torch.compile the hooks are left out of the graph. Elsewhere they are called directly, which is cheaper.
         self._enter = torch.compiler.disable(target.enter)  # type: ignore[no-untyped-call]
         self._leave = torch.compiler.disable(target.leave)  # type: ignore[no-untyped-call]
 
-    def __deepcopy__(self, memo: Any) -> Hooks:
+    def __deepcopy__(self, memo: Any) -> WatchedPart:
         return self
 
     def __reduce__(self) -> Any:
@@ -40,15 +53,15 @@ class Hooks:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook."""
-        if self._target.watches(module):
-            enter = self._enter if torch.compiler.is_dynamo_compiling() else self._target.enter
-            enter(module, args, kwargs)
+        if module is self.module and self.target.awake:
+            enter = self._enter if torch.compiler.is_dynamo_compiling() else self.target.enter
+            enter(self, args, kwargs)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook."""
-        if self._target.watches(module):
-            leave = self._leave if torch.compiler.is_dynamo_compiling() else self._target.leave
-            return leave(module, args, kwargs, output)
+        if module is self.module and self.target.awake:
+            leave = self._leave if torch.compiler.is_dynamo_compiling() else self.target.leave
+            return leave(self, args, kwargs, output)
         return None
 
 
@@ -56,8 +69,8 @@ def copied_from(module: nn.Module) -> nn.Module | None:
     """The watched module that this one is a copy of, according to its hooks, or None."""
     for hook in module._forward_pre_hooks.values():
         owner = getattr(hook, "__self__", None)
-        if isinstance(owner, Hooks) and owner._target.module is not module:
-            return owner._target.module
+        if isinstance(owner, WatchedPart) and owner.target.module is not module:
+            return owner.target.module
     return None
 
 

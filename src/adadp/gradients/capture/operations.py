@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Meeting(Protocol):
         """Have `layer` make the per-example gradients of shared values from the output's gradient."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every operation on a shared value
 class Operation:
     """One operation, as torch was asked for it, of `count` examples."""
 
@@ -150,13 +150,16 @@ def aligned(shared: Shared, meeting: Meeting, dimensions: int, each: int) -> Ten
     return copies
 
 
+_OTHER_WORDS = (
+    "true_divide divide multiply subtract rsub maximum minimum fmax fmin where lerp lerp_ addcmul addcmul_ addcdiv "
+    "addcdiv_ masked_fill masked_fill_ copysign hypot scaled_dot_product_attention"
+)
 _WORDS = "add sub mul div truediv pow floordiv mod eq ne lt le gt ge and or"
 _register(
     Broadcast(),
     *(f"__{kind}{word}__" for word in _WORDS.split() for kind in ("", "i", "r")),
     *(f"{word}{end}" for word in _WORDS.split() for end in ("", "_")),
-    *"true_divide divide multiply subtract rsub maximum minimum fmax fmin where lerp addcmul addcdiv".split(),
-    *"masked_fill masked_fill_ addcmul_ addcdiv_ lerp_ copysign hypot scaled_dot_product_attention".split(),
+    *_OTHER_WORDS.split(),
 )
 
 
@@ -410,7 +413,8 @@ class _LookUp(_Formed):
         rows = Rows.summed(ids, outputs, (len(table.value), rest.numel()), call.planned)
         if len(rest) == 1:
             return gathered([(table, rows)])
-        return gathered([(table, Dense(rows.dense(slice(0, rows.count)).unflatten(-1, rest), planned=call.planned))])
+        whole = rows.dense(slice(0, rows.count)).reshape(rows.count, *table.value.shape)
+        return gathered([(table, Dense(whole, planned=call.planned))])
 
 
 _register(_LookUp(), "embedding", "__getitem__")
@@ -426,33 +430,45 @@ _NORMS = {
 }
 
 
-class _Norm(Rule):
-    """The norm without parameters, then its scale and shift for each example."""
+class _Norm(_Formed):
+    """A norm with its scale and shift: what each example adds to them is summed as the backward pass comes by."""
 
-    def readings(self, operation: Operation) -> Sequence[Reading]:
-        inputs = operation.argument(0, "input")
-        if isinstance(inputs, Shared) or inputs.ndim < 2:
-            raise NoRule
-        return of_rows(inputs.shape[0], operation.count)
+    small: ClassVar[bool] = True
+
+    def inputs(self, operation: Operation) -> Any:
+        return operation.argument(0, "input")
 
     def meet(self, operation: Operation, reading: Reading, meeting: Meeting) -> Any:
         given = dict(zip(_NORMS[operation.name], operation.args, strict=False)) | operation.kwargs
-        inputs, scale, shift = given["input"], given.pop("weight", None), given.pop("bias", None)
-        result: Tensor = operation.function(**given)
+        inputs, scale, shift = given.pop("input"), given.pop("weight", None), given.pop("bias", None)
+        if isinstance(inputs, Shared):
+            raise NoRule
+        channels = operation.name == "group_norm"
 
-        def beside(value: Tensor) -> Tensor:
-            if operation.name == "group_norm":  # [C], beside [n, C, ...]
-                places = [1] * (inputs.ndim - 2)
-                value = _turned(value, lambda tensor: tensor.view(-1, *places))
-            return aligned(value, meeting, inputs.ndim, reading[1]) if isinstance(value, Shared) else value
+        def normalised(of: Tensor) -> Tensor:
+            result: Tensor = operation.function(of, **given)
+            return result
 
-        result = result if scale is None else result * beside(scale)
-        return result if shift is None else result + beside(shift)
+        context = (reading[1], normalised, scale, shift, channels)
+        return meeting.tap_shared(self, operation.shared, self.plain(operation), [inputs], context)
 
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        each, normalised, scale, shift, channels = call.context
+        outputs = call.gradients[0].to(accumulation_dtype(call.gradients[0].dtype))
 
-def _turned(value: Tensor, turn: Callable[[Tensor], Tensor]) -> Tensor:
-    """A tensor or a shared value in another shape."""
-    return made(value, turn(value.value)) if isinstance(value, Shared) else turn(value)
+        def summed(products: Tensor, value: Shared) -> Dense:
+            if channels:  # [n, C, ...]
+                products = products.flatten(2).sum(2) if products.ndim > 2 else products
+            products = unfolded(products, each)
+            places = tuple(range(1, products.ndim - value.value.ndim))
+            return Dense(products.sum(places) if places else products, planned=call.planned)
+
+        parts: list[tuple[Any, PerExample | None]] = []
+        if isinstance(scale, Shared):
+            parts.append((scale, summed(outputs * normalised(call.saved[0].to(outputs.dtype)), scale)))
+        if isinstance(shift, Shared):
+            parts.append((shift, summed(outputs, shift)))
+        return gathered(parts)
 
 
 _register(_Norm(), *_NORMS)
@@ -469,6 +485,8 @@ class _Prelu(Rule):
 
     def meet(self, operation: Operation, reading: Reading, meeting: Meeting) -> Any:
         inputs, slope = operation.argument(0, "input"), operation.argument(1, "weight")
+        if not isinstance(slope, Shared):
+            raise NoRule
         slope = made(slope, slope.value.view(-1, *[1] * (inputs.ndim - 2)))
         return F.relu(inputs) - F.relu(-inputs) * aligned(slope, meeting, inputs.ndim, reading[1])
 

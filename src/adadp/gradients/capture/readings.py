@@ -15,8 +15,8 @@ from adadp.errors import PrivacyError, UnsupportedModuleError
 
 Kind = Literal["rows", "free", "at"]
 Reading = tuple[Kind, int]
-"""`("rows", m)`: m rows for each example, one after the other. `("free", 0)`: no examples. `("at", d)`: an expansion over
-the examples, which become dimension d."""
+"""`("rows", m)`: m rows for each example, one after the other. `("free", 0)`: no examples. `("at", d)`: an expansion
+over the examples, which become dimension d."""
 
 FREE: Reading = ("free", 0)
 
@@ -147,9 +147,9 @@ def _name(key: Hashable) -> str:
 
 
 _UNTRIED = (
-    "{}: an operation on its parameters, or an input without a row for each example, comes at a place that no trial has "
-    "seen, so it is not known where its examples are. Name the module in make_private(through_func=[...]), or let the "
-    "model take the same path for every batch."
+    "{}: an operation on its parameters, or an input without a row for each example, comes at a place that no trial "
+    "has seen, so it is not known where its examples are. Name the module in make_private(through_func=[...]), or let "
+    "the model take the same path for every batch."
 )
 _CHANGED = (
     "{}: what it is given has its examples elsewhere than in the lots it was tried on, so its gradients cannot be told "

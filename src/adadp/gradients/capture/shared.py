@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -92,13 +92,18 @@ class LayerOrigin(Origin):
         return {self.own[name]: form for name, form in self.layer.per_example(call).items()}
 
 
-class Meetings(Protocol):
-    """What shared values are made in: the capture of one module tree."""
+class Operations(Protocol):
+    """What shared values are made in (`adadp.gradients.capture.meetings`)."""
 
     def operation(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], others: Sequence[Tensor]
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shared: Sequence[Shared],
+        others: Sequence[Tensor],
     ) -> Any:
-        """The result of an operation of torch in which shared values take part, with the tensors that are not."""
+        """The result of an operation of torch on shared values and other tensors."""
 
 
 class Shared(Tensor):
@@ -107,14 +112,14 @@ class Shared(Tensor):
 
     value: Tensor  # the same numbers, in the graph that leads back to the origins' leaves
     origins: tuple[Origin, ...]
-    meetings: Meetings
+    meetings: Operations
 
     @staticmethod
-    def make(value: Tensor, origins: Sequence[Origin], meetings: Meetings) -> Shared:
+    def make(value: Tensor, origins: Sequence[Origin], meetings: Operations) -> Shared:
         """The shared value of these numbers, `value`, whose graph begins at the leaves of `origins`."""
-        shared = Tensor._make_subclass(Shared, value.detach(), True)  # type: ignore[no-untyped-call]
+        shared: Shared = Tensor._make_subclass(Shared, value.detach(), True)
         shared.value, shared.origins, shared.meetings = value, tuple(dict.fromkeys(origins)), meetings
-        return cast(Shared, shared)
+        return shared
 
     @classmethod
     def __torch_function__(
@@ -130,7 +135,7 @@ def _operate(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     shared, others = taking_part((args, kwargs))
     if getattr(function, "__name__", "") in _ATTRIBUTES:
         others = []
-    return shared[0].meetings.operation(function, args, kwargs, others)
+    return shared[0].meetings.operation(function, args, kwargs, shared, others)
 
 
 _operation = torch.compiler.disable(_operate)  # type: ignore[no-untyped-call]
@@ -169,14 +174,16 @@ def with_values(arguments: Any, of: Callable[[Shared], Tensor]) -> Any:
     return arguments
 
 
-def made_shared(result: Any, like: Sequence[Shared]) -> Any:
-    """A result of values alone: its tensors that lead back to a parameter are shared again."""
+def made_shared(result: Any, like: Sequence[Shared], derived: list[Shared]) -> Any:
+    """A result of values alone: its tensors that lead back to a parameter are shared again, and added to `derived`."""
     if isinstance(result, Tensor):
         if not result.requires_grad or isinstance(result, Shared):
             return result
-        return Shared.make(result, [origin for one in like for origin in one.origins], like[0].meetings)
+        shared = Shared.make(result, [origin for one in like for origin in one.origins], like[0].meetings)
+        derived.append(shared)
+        return shared
     if isinstance(result, tuple | list):
-        parts = [made_shared(part, like) for part in result]
+        parts = [made_shared(part, like, derived) for part in result]
         return type(result)(parts) if type(result) in (tuple, list) else tuple(parts)
     return result
 

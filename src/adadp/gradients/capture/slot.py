@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from adadp.gradients.capture.shared import Meetings, ParameterOrigin, Shared
+from adadp.gradients.capture.shared import Operations, ParameterOrigin, Shared
 
 
 class Slot:
@@ -16,10 +18,12 @@ class Slot:
     """
 
     def __init__(
-        self, module: nn.Module, attribute: str, parameter: nn.Parameter, name: str, meetings: Meetings
+        self, module: nn.Module, attribute: str, parameter: nn.Parameter, name: str, meetings: Operations
     ) -> None:
         self.module, self.attribute, self.parameter, self.name = module, attribute, parameter, name
         self._meetings = meetings
+        self._places: dict[str, Any] = module._parameters
+        self._recurrent = module if isinstance(module, nn.RNNBase) else None
         self._renew()
 
     def _renew(self) -> None:
@@ -29,10 +33,8 @@ class Slot:
     @property
     def replaced(self) -> bool:
         """Whether the place holds another tensor than the parameter, its alias and its shared value."""
-        there = self.module._parameters.get(self.attribute)
-        return there is None or (
-            there is not self.parameter and there is not self.alias and there is not self._shared
-        )
+        there: Any = self._places.get(self.attribute)
+        return there is None or (there is not self.parameter and there is not self.alias and there is not self._shared)
 
     def guard(self) -> None:
         """Put the shared value in the parameter's place; a frozen parameter's alias needs no watching."""
@@ -45,6 +47,10 @@ class Slot:
             leaf = self.parameter.detach().requires_grad_()
             self._shared = Shared.make(leaf, [ParameterOrigin(leaf, self.name)], self._meetings)
         self._place(self._shared)
+
+    def hide(self) -> None:
+        """Put the shared value back after `lend`."""
+        self._place(self.alias if self._shared is None else self._shared)
 
     def lend(self) -> None:
         """Put the detached alias in the parameter's place, for the layer that answers for it."""
@@ -59,9 +65,10 @@ class Slot:
         return self._shared is not None and past(self._shared)
 
     def _place(self, tensor: Tensor) -> None:
-        self.module._parameters[self.attribute] = tensor  # type: ignore[assignment]
-        if isinstance(self.module, nn.RNNBase):  # which computes with a list of its own
-            self.module._flat_weights[self.module._flat_weights_names.index(self.attribute)] = tensor
+        self._places[self.attribute] = tensor
+        if self._recurrent is not None:  # which computes with a list of its own
+            place = self._recurrent._flat_weights_names.index(self.attribute)
+            self._recurrent._flat_weights[place] = tensor
 
 
 def past(shared: Shared) -> bool:

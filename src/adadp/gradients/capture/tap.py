@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from adadp.gradients.capture.capture import Capture
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made in every call of a layer, which would take five times as long
 class TappedCall:
     """One call of one layer, before a backward pass came through it."""
 
@@ -70,7 +70,10 @@ def backward_pass() -> int:
 
 
 class Tap(torch.autograd.Function):
-    """The identity, in place, that keeps a layer's inputs and hands on its output gradients.
+    """The identity that keeps a layer's inputs and hands on its output gradients.
+
+    What it returns shares the memory of a layer's outputs, and the count of changes in it: a model that writes into it
+    meets the same errors as without a tap.
 
     The inputs go through `save_for_backward`, so non-reentrant checkpointing drops and recomputes them like any
     other saved tensor. `anchor` is a leaf that makes the graph exist where neither input nor (detached) weights require
@@ -80,9 +83,8 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, call: TappedCall, outputs: int, *tensors: Tensor) -> Any:
         ctx.call, ctx.rest = call, len(tensors) - outputs
-        ctx.mark_dirty(*tensors[:outputs])
         ctx.save_for_backward(*tensors[outputs:])
-        return tensors[:outputs]
+        return tuple([tensor.detach() for tensor in tensors[:outputs]])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor, nn
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
-from adadp.gradients.capture.shared import Meetings
+from adadp.gradients.capture.shared import Operations
 from adadp.gradients.capture.slot import Slot
 from adadp.gradients.layers.fallback import ThroughFunc
 from adadp.gradients.layers.layer import Layer, known_layer
@@ -27,9 +27,8 @@ class Tree:
         UnsupportedModuleError: a name of `through_func` is no module's, or a layer refuses a module's settings.
     """
 
-    def __init__(self, module: nn.Module, through_func: frozenset[str], chunk: int, meetings: Meetings) -> None:
+    def __init__(self, module: nn.Module, through_func: frozenset[str], chunk: int, meetings: Operations) -> None:
         self.module = module
-        self.notices: list[str] = []  # which modules go through torch.func
         self.watched: list[nn.Module] = []  # all but those below an atomic layer, which are not called through hooks
         self._names = {id(part): name for name, part in module.named_modules()}
         unknown = through_func - set(self._names.values())
@@ -63,11 +62,6 @@ class Tree:
             layer = ThroughFunc() if forced else known_layer(part)
             if layer is None:
                 continue  # each operation on its parameters is seen by itself
-            if forced:
-                self.notices.append(
-                    f"{name or 'the model'} ({type(part).__name__}): no rule for this kind of module, so its "
-                    f"per-example gradients go through torch.func, {chunk} examples at a time"
-                )
             layer.check(part, name or type(part).__name__)
             self._layers[id(part)] = layer
             own = dict(slots.get(id(part), {}))
@@ -130,12 +124,12 @@ class Tree:
         for module in reversed(running):
             parts = {id(part) for part in module.modules()}
             if all(id(owner) in parts for owner in owners):
-                return self._names[id(module)]
+                return str(self._names[id(module)])
         return None
 
 
 UNSEEN = (
     "{} is used in the forward pass by something that torch's own operations do not show (an autograd.Function, an "
-    "extension), so its per-example gradients were not seen. Name the module that uses it in through_func=[...] ('' for "
-    "the whole model)."
+    "extension), so its per-example gradients were not seen. Name the module that uses it in through_func=[...] ('' "
+    "for the whole model)."
 )

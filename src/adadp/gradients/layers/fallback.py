@@ -6,9 +6,11 @@ and differentiated. A module that draws random numbers would draw others the sec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
@@ -36,9 +38,8 @@ class ThroughFunc(Layer):
         rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         places = [isinstance(leaf, Tensor) for leaf in leaves]
         context = (inputs, places, rest, floating, taps.chunk, taps.module_name(module), taps.batch_first)
-        # A copy: the tap works in place, and what a module ends in (tanh, softmax) may have saved its output.
-        copies = [leaf.clone() for leaf, is_floating in zip(outputs, floating, strict=True) if is_floating]
-        tapped = iter(taps.tap(self, module, copies, tensors, context))
+        given = [leaf for leaf, is_floating in zip(outputs, floating, strict=True) if is_floating]
+        tapped = iter(taps.tap(self, module, given, tensors, context))
         return pytree.tree_unflatten([next(tapped) if f else o for o, f in zip(outputs, floating, strict=True)], form)
 
     def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
@@ -67,9 +68,10 @@ class ThroughFunc(Layer):
             return dict(backward([g.unsqueeze(0) for g in output_gradients])[0])
 
         try:
-            found = vmap(gradient_of_one, in_dims=(batched, 0), chunk_size=chunk)(
-                list(call.saved), list(call.gradients)
-            )
+            with _no_performance_warnings():
+                found = vmap(gradient_of_one, in_dims=(batched, 0), chunk_size=chunk)(
+                    list(call.saved), list(call.gradients)
+                )
         except (RuntimeError, ValueError, IndexError) as error:
             raise UnsupportedModuleError(
                 f"{name} ({type(module).__name__}): torch.func cannot take its per-example gradients: "
@@ -77,6 +79,20 @@ class ThroughFunc(Layer):
                 "cannot be split by example; move its parameters into modules that adadp knows, or freeze them."
             ) from error
         return {own: Dense(gradient, planned=call.planned) for own, gradient in found.items()}
+
+
+@contextmanager
+def _no_performance_warnings() -> Iterator[None]:
+    """Without torch's warning that vmap takes an operation one example at a time, which no user can change.
+
+    `warnings.catch_warnings` at every step would have Python show warnings of the user's own code again and again.
+    """
+    switch = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled", lambda on: None)
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
 
 
 def _parameters(module: nn.Module) -> dict[str, Tensor]:

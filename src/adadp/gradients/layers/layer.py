@@ -99,8 +99,8 @@ class Layer(ABC):
     #: The gradients are small beside what they are made of, so they are computed in the backward pass and the tensors
     #: that they are made of are freed.
     small: ClassVar[bool] = False
-    #: Works on each token alone, so that its input may have examples and tokens in one dimension, [n * T, ...], or be the
-    #: same for all examples ([1, T, ...] or [T, ...], without examples).
+    #: Works on each token alone, so that its input may have examples and tokens in one dimension, [n * T, ...], or be
+    #: the same for all examples ([1, T, ...] or [T, ...], without examples).
     tokenwise: ClassVar[bool] = False
     #: The methods that define what the module computes. A subclass that replaces one is not known.
     defining: ClassVar[tuple[str, ...]] = ("forward",)

@@ -1,18 +1,19 @@
-"""Normalisation within one example: LayerNorm, RMSNorm, GroupNorm, InstanceNorm."""
+"""Normalisation within one example (LayerNorm, RMSNorm, GroupNorm, InstanceNorm) or by constants (BatchNorm)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.per_example import PerExample
-from adadp.gradients.layers.layer import Layer, LayerCall, batch_first, supports
+from adadp.gradients.layers.layer import Layer, LayerCall, Taps, batch_first, supports
 from adadp.gradients.rounding import accumulation_dtype
 
 
@@ -109,3 +110,33 @@ class InstanceNorm(_OverPlaces):
     def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
         assert isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d)
         return F.instance_norm(inputs, eps=module.eps)
+
+
+def normalises_by_constants(module: _BatchNorm) -> bool:
+    """Whether a BatchNorm normalises each example by its running statistics, and by nothing of the others."""
+    there = module.running_mean is not None and module.running_var is not None
+    return not module.training and bool(module.track_running_stats) and there
+
+
+@supports(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+class BatchNorm(_OverPlaces):
+    """Running mean and variance of a channel, in eval mode only: they are constants then."""
+
+    def check(self, module: nn.Module, name: str) -> None:
+        assert isinstance(module, _BatchNorm)
+        if not normalises_by_constants(module):
+            raise UnsupportedModuleError(
+                f"{name} ({type(module).__name__}) normalises each example by the others of its batch. Call its "
+                ".eval() (after model.train(), which switches it on again), so that its running statistics are used."
+            )
+
+    def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        self.check(module, taps.module_name(module))  # it may have been switched since
+        return super().after(taps, module, args, kwargs, output)
+
+    def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        assert isinstance(module, _BatchNorm)
+        assert module.running_mean is not None
+        assert module.running_var is not None
+        mean, variance = module.running_mean.to(inputs.dtype), module.running_var.to(inputs.dtype)
+        return F.batch_norm(inputs, mean, variance, eps=module.eps)

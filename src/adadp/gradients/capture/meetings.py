@@ -1,0 +1,177 @@
+"""Where parameters meet the examples: operations of torch on shared values, as they happen.
+
+`adadp.gradients.capture.shared` says what a shared value is, `operations` how each operation meets the examples, and
+`readings` where the examples are. Here an operation is read, and becomes a shared value, expanded copies or a tapped
+product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from adadp.errors import UnsupportedModuleError
+from adadp.gradients.capture.operations import EXPANDING, RULES, UNKNOWN, NoRule, Operation
+from adadp.gradients.capture.readings import FREE, Reading, UnreadError, of_rows
+from adadp.gradients.capture.shared import EXPANSION, LayerOrigin, Shared, kept_whole, made_shared
+from adadp.gradients.capture.tap import Expand, Tap
+from adadp.gradients.layers.layer import Layer
+
+if TYPE_CHECKING:
+    from adadp.gradients.capture.capture import Capture
+
+
+class UnruledError(UnsupportedModuleError):
+    """An operation on parameters has no rule. `holder` names the smallest module that holds them."""
+
+    def __init__(self, message: str, holder: str | None) -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
+class Meetings:
+    """The operations on shared values in one module tree.
+
+    Attributes:
+        unread: why gradients that come past an operation of the last pass must not be used, if any come.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self.unread: str | None = None
+
+    def operation(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shared: Sequence[Shared],
+        others: Sequence[Tensor],
+    ) -> Any:
+        """The result of an operation of torch on shared values and other tensors."""
+        count = self._capture.rows
+        try:
+            if count is not None:
+                return self._result(function, args, kwargs, shared, others, count)
+        except UnreadError as error:  # refused where a gradient comes, and not before: this may be an evaluation
+            self.unread = str(error)
+        with torch._C.DisableTorchFunctionSubclass():  # a gradient that comes back here is seen, and refused
+            return function(*args, **kwargs)
+
+    def _result(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shared: Sequence[Shared],
+        others: Sequence[Tensor],
+        count: int,
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        others = [other for other in others if not self._capture.constant(other)]
+        operation = Operation(function, name, args, kwargs, shared, others, count)
+        if not others and name not in EXPANDING:
+            return self._shared(operation)
+        if count == 1:  # one example: its copy of a value is the value
+            return operation.with_copies(lambda one: self.expand(one, fresh=True)[0])
+        try:
+            rule = RULES.get(name, UNKNOWN)
+            reading = self._read(name, rule.readings(operation))
+            if reading == FREE:
+                self._suppose_free(others)
+                return self._shared(operation)
+            if self._capture.readings.learning:
+                return operation.with_copies(lambda one: one.value.detach())
+            return rule.meet(operation, reading, self)
+        except NoRule:
+            raise self._unruled(name, shared) from None
+
+    def _shared(self, operation: Operation) -> Any:
+        with kept_whole():
+            made = operation.with_copies(_value)
+        return made_shared(made, operation.shared, self._capture.work.derived)
+
+    def _unruled(self, operation: str, shared: Sequence[Shared]) -> UnruledError:
+        names = {name for one in shared for origin in one.origins for name in origin.names}
+        return UnruledError(
+            f"{self._capture.module_name(self._place())}: no rule says how {operation} brings "
+            f"{', '.join(sorted(names))} and the examples together. Name the module in "
+            "make_private(through_func=[...]).",
+            self._capture.holder(names),
+        )
+
+    # ---- what rules ask for (Meeting) ---------------------------------------------------------------------------
+
+    def expand(self, shared: Shared, fresh: bool = False) -> Tensor:
+        """A copy of a shared value for each example, [n, ...]; in memory of their own if `fresh`."""
+        names = {name: name for origin in shared.origins for name in origin.names}
+        call = self._capture.called(EXPANSION, self._place(), names, shared)
+        copies: Tensor = Expand.apply(self._capture.anchor, call, shared.value.detach(), self._capture.rows)  # type: ignore[no-untyped-call]
+        return copies.clone() if fresh else copies
+
+    def tap_shared(
+        self, layer: Layer, values: Sequence[Shared], output: Tensor, saved: Sequence[Tensor], context: Any
+    ) -> Tensor:
+        """Have `layer` make the per-example gradients of shared values from the output's gradient."""
+        names = {name: name for shared in values for origin in shared.origins for name in origin.names}
+        call = self._capture.called(layer, self._place(), names, context)
+        kept = [tensor.detach() for tensor in saved]
+        tapped: tuple[Tensor, ...] = Tap.apply(self._capture.anchor, call, 1, output, *kept)  # type: ignore[no-untyped-call]
+        return tapped[0]
+
+    # ---- layers that are given no examples ----------------------------------------------------------------------
+
+    def reading_of(self, inputs: Tensor, rows: int) -> Reading:
+        """Where the examples are in what the layer that runs is given."""
+        try:
+            return self._read("input", of_rows(inputs.shape[0] if inputs.ndim else None, rows))
+        except UnreadError:
+            return ("rows", 1)  # `take` refuses its gradients, which are not those of so many examples
+
+    def of_layer(
+        self,
+        output: Tensor,
+        layer: Layer,
+        module: nn.Module,
+        context: Any,
+        saved: Sequence[Tensor],
+        names: Mapping[str, str],
+    ) -> Shared:
+        """What a layer makes of an input without examples, as a shared value."""
+        self._suppose_free(saved)
+        origin = LayerOrigin.of(output, layer, module, context, saved, names)
+        shared = Shared.make(origin.output, [origin], self)
+        self._capture.work.derived.append(shared)
+        return shared
+
+    # ---- readings -----------------------------------------------------------------------------------------------
+
+    def _read(self, name: str, possible: Sequence[Reading]) -> Reading:
+        """Where the examples are in what the module that runs now does next under this name."""
+        capture = self._capture
+        if capture.rows == 1:
+            return possible[0]  # all of it is the one example's
+        call = number = 0
+        if capture.running:
+            frame = capture.running[-1]
+            call, number = frame.part.calls, frame.places.get(name, 0)
+            frame.places[name] = number + 1
+        key = (capture.module_name(self._place()), name, call, number)
+        return capture.readings.read(key, possible, trial=capture.work.trial, lot=not capture.work.aside)
+
+    def _place(self) -> nn.Module:
+        running = self._capture.running
+        return running[-1].part.module if running else self._capture.module
+
+    def _suppose_free(self, tensors: Sequence[Tensor]) -> None:
+        """Note that these are taken to be the same whatever the examples, for the trial that observes."""
+        if self._capture.observed is not None:
+            name = self._capture.module_name(self._place())
+            self._capture.observed.free.extend((name, tensor.detach().clone()) for tensor in tensors)
+
+
+def _value(shared: Shared) -> Tensor:
+    return shared.value
