@@ -68,7 +68,7 @@ def refused(model: nn.Module, words: str, **settings: object) -> None:
         (lambda: nn.BatchNorm1d(3), r"the model \(BatchNorm1d\)"),
         (lambda: nn.Sequential(nn.InstanceNorm1d(3, affine=True, track_running_stats=True)), "0 .*track_running_stats"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), "0 .*dummy input"),
-        (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2))), "remove_parametrizations"),
+        (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(3, 2))), "remove_parametrizations"),
         (lambda: nn.Sequential(weight_norm(nn.Linear(3, 2))), r"0 \(Linear\).*weight_norm"),
         (lambda: weight_norm(nn.Linear(3, 2)), r"the model \(Linear\).*weight_norm"),
         (lambda: nn.Sequential(spectral_norm(nn.Linear(3, 2))), r"0 \(Linear\).*spectral_norm"),

@@ -62,6 +62,8 @@ _NO_ROWS = (
     "{} was given no tensor with a row for each example of the batch, so it is not known whether it keeps them apart. "
     "Keep examples in the first dimension (batch_first=False for [T, N, ...]) from the loader to the loss."
 )
+#: Bound here: a rehearsal has libraries believe that they are recorded.
+_recording = torch.cuda.is_current_stream_capturing
 #: What models raise where they do not take their arguments.
 _NOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
 
@@ -160,7 +162,7 @@ class Trial:
             else:
                 self._inputs.glance(args, kwargs, part)
             return
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_available() and _recording():
             raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
         arguments = self._read((args, kwargs), part)
         if arguments.parts.unknown or not arguments.has_rows:

@@ -53,7 +53,7 @@ def problems(module: nn.Module) -> list[str]:
                 f"{here} computes its weights from others before it runs (weight_norm, spectral_norm or pruning): its "
                 "per-example gradients are not known. Remove it (torch.nn.utils.remove_weight_norm and its like)."
             )
-        elif parametrize.is_parametrized(part) and any(True for _ in part.parametrizations.buffers()):  # type: ignore[operator,union-attr]
+        elif parametrize.is_parametrized(part) and any(True for _ in part.parametrizations.buffers()):
             found.append(
                 f"{here} computes its weights from others and keeps something between calls (spectral_norm of "
                 "torch.nn.utils.parametrizations, for instance): its per-example gradients are not known. Remove the "

@@ -11,7 +11,8 @@ This file decides when a step is made ordinarily, recorded or replayed; `recordi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ class TrainingStep:
     def _rehearse(self, batch: tuple[Any, ...]) -> None:
         """An ordinary step that notes where the host waits for the GPU: a recording would break off there."""
         before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as caught:
+        with _as_if_recorded(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
@@ -235,3 +236,17 @@ def _obstacle(optimizer: PrivateOptimizer) -> str | None:
 
 def _ours(part: object) -> bool:
     return type(part).__module__.partition(".")[0] == "adadp"
+
+
+@contextmanager
+def _as_if_recorded() -> Iterator[None]:
+    """Have libraries that ask whether a CUDA graph is recorded believe so.
+
+    Models of Hugging Face read their masks back to the host otherwise, and do not where they are recorded.
+    """
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
