@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from adadp.clipping import Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
     from adadp.engine import PrivacyEngine
     from adadp.errors import PrivacyError
+    from adadp.gradients.registration import register_layer
     from adadp.mechanism.replay import TrainingStep
     from adadp.shapes import Diagonal, Kronecker, Paid, Probe, Public, Raw, Released
 
@@ -30,6 +31,7 @@ _HOMES = {
     "adadp.clipping": ("Automatic", "Clipping", "Ellipsoid", "Flat", "Grouped", "Local", "PerLayer"),
     "adadp.engine": ("PrivacyEngine",),
     "adadp.errors": ("PrivacyError",),
+    "adadp.gradients.registration": ("register_layer",),
     "adadp.mechanism.replay": ("TrainingStep",),
     "adadp.shapes": ("Diagonal", "Kronecker", "Paid", "Probe", "Public", "Raw", "Released"),
     "adadp.checks.notes": ("notes",),
@@ -62,6 +64,7 @@ __all__ = [
     "TrainingStep",
     "fix",
     "notes",
+    "register_layer",
 ]
 
 
