@@ -121,7 +121,7 @@ class Capture:
         self.notices: list[tuple[str, str]] = []  # name and class of each module that goes through torch.func unasked
         self.running: list[Frame] = []
         self._depth = 0  # how many of them run with gradients wanted
-        self._pass = 0  # number of passes begun
+        self.passes = 0  # how many were begun
         self.anchor = torch.zeros((), requires_grad=True)
         self.staged: list[Record] = []
         self.observed: Observed | None = None
@@ -233,8 +233,8 @@ class Capture:
         shared = layer is not None and any(isinstance(one, Shared) for one in (*args, *kwargs.values()))
         self.running.append(Frame(part, True, shared))
         self._depth += 1
-        part.calls = part.calls + 1 if part.in_pass == self._pass else 0
-        part.in_pass = self._pass
+        part.calls = part.calls + 1 if part.in_pass == self.passes else 0
+        part.in_pass = self.passes
         if layer is None:
             return
         if not shared:
@@ -284,7 +284,7 @@ class Capture:
 
     def _begin_pass(self) -> None:
         self.meetings.unread = None
-        self._pass += 1
+        self.passes += 1
         if not self._sleepers:
             self._tree.refuse_replaced()
         self._tree.guard()

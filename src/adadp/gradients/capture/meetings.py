@@ -43,6 +43,11 @@ class Meetings:
         self._capture = capture
         self.unread: str | None = None
 
+    @property
+    def number(self) -> int:
+        """The number of the pass that runs."""
+        return self._capture.passes
+
     def operation(
         self,
         function: Callable[..., Any],
@@ -91,7 +96,7 @@ class Meetings:
 
     def _shared(self, operation: Operation) -> Any:
         with kept_whole():
-            made = operation.with_copies(_value)
+            made = operation.with_copies(Shared.traced)
         return made_shared(made, operation.shared, self._capture.work.derived)
 
     def _unruled(self, operation: str, shared: Sequence[Shared]) -> UnruledError:
@@ -171,7 +176,3 @@ class Meetings:
         if self._capture.observed is not None:
             name = self._capture.module_name(self._place())
             self._capture.observed.free.extend((name, tensor.detach().clone()) for tensor in tensors)
-
-
-def _value(shared: Shared) -> Tensor:
-    return shared.value

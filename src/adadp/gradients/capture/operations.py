@@ -180,7 +180,7 @@ class Expand(Rule):
     def meet(self, operation: Operation, reading: Reading, meeting: Meeting) -> Any:
         sizes, (shared, *_) = self._sizes(operation), operation.shared
         sizes[reading[1]] = 1
-        copies = meeting.expand(made(shared, shared.value.expand(sizes)))
+        copies = meeting.expand(made(shared, shared.traced().expand(sizes)))
         return copies.squeeze(reading[1] + 1).movedim(0, reading[1])
 
     def _sizes(self, operation: Operation) -> list[int]:
@@ -200,7 +200,7 @@ class Repeat(Rule):
     def meet(self, operation: Operation, reading: Reading, meeting: Meeting) -> Any:
         times, (shared, *_) = list(_sizes(operation, "repeats", "dims")), operation.shared
         times[reading[1]] = 1
-        copies = meeting.expand(made(shared, shared.value.repeat(times)), fresh=True)
+        copies = meeting.expand(made(shared, shared.traced().repeat(times)), fresh=True)
         return copies.movedim(0, reading[1]).flatten(reading[1], reading[1] + 1)
 
 
@@ -213,7 +213,7 @@ def _sizes(operation: Operation, *names: str) -> list[int]:
 
 def made(like: Shared, value: Tensor) -> Shared:
     """A shared value computed from another one."""
-    return like if value is like.value else Shared.make(value, like.origins, like.meetings)
+    return Shared.make(value, like.origins, like.meetings)
 
 
 _register(Expand(), "expand", "expand_as", "broadcast_to")
@@ -487,7 +487,7 @@ class _Prelu(Rule):
         inputs, slope = operation.argument(0, "input"), operation.argument(1, "weight")
         if not isinstance(slope, Shared):
             raise NoRule
-        slope = made(slope, slope.value.view(-1, *[1] * (inputs.ndim - 2)))
+        slope = made(slope, slope.traced().view(-1, *[1] * (inputs.ndim - 2)))
         return F.relu(inputs) - F.relu(-inputs) * aligned(slope, meeting, inputs.ndim, reading[1])
 
 

@@ -29,28 +29,36 @@ from adadp.gradients.layers.layer import Layer, LayerCall
 class Origin(ABC):
     """Where the graph of shared values begins: a parameter, or what a layer made of an input without examples."""
 
-    leaf: Tensor
+    start: Tensor  # where the graph begins
     names: Collection[str]  # of the parameters behind it, in the tree
 
+    @abstractmethod
     def is_itself(self, value: Tensor) -> bool:
-        """Whether a value is the origin's own, so that its gradient is the leaf's."""
-        return value is self.leaf
+        """Whether a value is the origin's own, so that their gradients are the same."""
 
     @abstractmethod
     def forms(self, gradients: PerExample) -> Mapping[str, PerExample]:
-        """The parameters' per-example gradients, from those of the leaf."""
+        """The parameters' per-example gradients, from those of `start`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ParameterOrigin(Origin):
-    """A parameter itself."""
+    """A parameter itself, in one pass.
+
+    `start` is a view of `leaf` that the pass made: a graph that another pass began at the leaf may have been made on
+    another CUDA stream, and could not be gone back through while a CUDA graph is recorded.
+    """
 
     leaf: Tensor
     name: str
+    start: Tensor
 
     @property
     def names(self) -> Collection[str]:  # type: ignore[override]
         return (self.name,)
+
+    def is_itself(self, value: Tensor) -> bool:
+        return value is self.leaf
 
     def forms(self, gradients: PerExample) -> Mapping[str, PerExample]:
         return {self.name: gradients}
@@ -60,13 +68,13 @@ class ParameterOrigin(Origin):
 class LayerOrigin(Origin):
     """The output of a layer that was given an input without examples, the same for all of them."""
 
-    leaf: Tensor
+    start: Tensor
     layer: Layer
     module: nn.Module
     context: Any
     saved: Sequence[Tensor]
     own: Mapping[str, str]  # the module's own name of each trainable parameter -> its name in the tree
-    output: Tensor  # a copy of the leaf: the model may write into it
+    output: Tensor  # a copy of the start: the model may write into it
 
     @classmethod
     def of(cls, output: Tensor, layer: Layer, module: nn.Module, context: Any, saved: Sequence[Tensor],
@@ -86,7 +94,7 @@ class LayerOrigin(Origin):
     def forms(self, gradients: PerExample) -> Mapping[str, PerExample]:
         whole = gradients.dense(slice(0, gradients.count))
         saved = [tensor.unsqueeze(0).expand(gradients.count, *tensor.shape) for tensor in self.saved]
-        if self.leaf.shape[0] == 1:  # [1, T, ...]: one example's worth
+        if self.start.shape[0] == 1:  # [1, T, ...]: one example's worth
             whole, saved = whole.squeeze(1), [tensor.squeeze(1) for tensor in saved]
         call = LayerCall(self.module, self.context, saved, [whole], self.own.keys(), gradients.planned)
         return {self.own[name]: form for name, form in self.layer.per_example(call).items()}
@@ -94,6 +102,10 @@ class LayerOrigin(Origin):
 
 class Operations(Protocol):
     """What shared values are made in (`adadp.gradients.capture.meetings`)."""
+
+    @property
+    def number(self) -> int:
+        """The number of the pass that runs."""
 
     def operation(
         self,
@@ -114,11 +126,25 @@ class Shared(Tensor):
     origins: tuple[Origin, ...]
     meetings: Operations
 
+    in_pass: int  # the pass in which a parameter's own graph was begun
+
+    def traced(self) -> Tensor:
+        """The value to compute with: of a parameter itself, where the graph of the pass that runs now begins."""
+        origin = self.origins[0]
+        if not isinstance(origin, ParameterOrigin) or self.value is not origin.leaf:
+            return self.value
+        if self.in_pass != self.meetings.number:
+            with torch.enable_grad():
+                origin = ParameterOrigin(origin.leaf, origin.name, origin.leaf.view_as(origin.leaf))
+            self.origins, self.in_pass = (origin,), self.meetings.number
+        return origin.start
+
     @staticmethod
     def make(value: Tensor, origins: Sequence[Origin], meetings: Operations) -> Shared:
         """The shared value of these numbers, `value`, whose graph begins at the leaves of `origins`."""
         shared: Shared = Tensor._make_subclass(Shared, value.detach(), True)
         shared.value, shared.origins, shared.meetings = value, tuple(dict.fromkeys(origins)), meetings
+        shared.in_pass = 0
         return shared
 
     @classmethod
@@ -213,32 +239,35 @@ def back_to_origins(shared: Shared, form: PerExample) -> Mapping[str, PerExample
     value, origins = shared.value, shared.origins
     parts: dict[str, list[PerExample]] = {}
     for origin in origins:
-        if origin.is_itself(value):
-            gradients: PerExample | None = form
-        else:
-            gradients = _through_graph(value, origin.leaf, form)
-        if gradients is not None:
-            for name, found in origin.forms(gradients).items():
-                parts.setdefault(name, []).append(found)
+        gradients = form if origin.is_itself(value) else _through_graph(value, origin.start, form)
+        for name, found in origin.forms(gradients).items():
+            parts.setdefault(name, []).append(found)
     return {name: merged(found) for name, found in parts.items()}
 
 
-def _through_graph(value: Tensor, leaf: Tensor, form: PerExample) -> PerExample | None:
-    """The gradients of `leaf`, from which `value` was computed; None where none leads there."""
+def _through_graph(value: Tensor, start: Tensor, form: PerExample) -> PerExample:
+    """The gradients of `start`, from which `value` was computed."""
+    if _reshaped(value, start):
+        return Dense(form.dense(slice(0, form.count)).reshape(form.count, *start.shape), planned=form.planned)
 
     def make(examples: slice) -> Tensor:
-        return _backwards(value, leaf, form.dense(examples).to(value.dtype))
+        return _backwards(value, start, form.dense(examples).to(value.dtype))
 
-    like = _Like(form.count, leaf.shape, form.planned)
-    return stored_or_recomputed(make, like)
+    return stored_or_recomputed(make, _Like(form.count, start.shape, form.planned))
 
 
-def _backwards(value: Tensor, leaf: Tensor, gradients: Tensor) -> Tensor:
+def _reshaped(value: Tensor, start: Tensor) -> bool:
+    """Whether a value is its start in another shape and no more: all of the same memory, in the same order."""
+    same = value._base is not None and value._base is start._base and value.data_ptr() == start.data_ptr()
+    return same and value.numel() == start.numel() and value.is_contiguous() and start.is_contiguous()
+
+
+def _backwards(value: Tensor, start: Tensor, gradients: Tensor) -> Tensor:
     with torch.enable_grad():
         (found,) = torch.autograd.grad(
-            [value], [leaf], [gradients], retain_graph=True, allow_unused=True, is_grads_batched=True
+            [value], [start], [gradients], retain_graph=True, allow_unused=True, is_grads_batched=True
         )
-    return gradients.new_zeros(len(gradients), *leaf.shape) if found is None else found.detach()
+    return gradients.new_zeros(len(gradients), *start.shape) if found is None else found.detach()
 
 
 class _Like(Dense):

@@ -45,7 +45,7 @@ class Slot:
             return
         if self._shared is None:
             leaf = self.parameter.detach().requires_grad_()
-            self._shared = Shared.make(leaf, [ParameterOrigin(leaf, self.name)], self._meetings)
+            self._shared = Shared.make(leaf, [ParameterOrigin(leaf, self.name, leaf)], self._meetings)
         self._place(self._shared)
 
     def hide(self) -> None:
