@@ -76,6 +76,10 @@ def make(name: str, change: Callable[[nn.Module], nn.Module] = adadp.fix) -> nn.
     if build is None:
         build = partial(timm.create_model, name, pretrained=False)
     model = change(build(num_classes=CLASSES, **MODELS[name])).double()
+    for part in model.modules():  # nothing random: the loop runs the model anew for each example
+        for rate in ("p", "drop_prob"):
+            if hasattr(part, rate):
+                setattr(part, rate, 0.0)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
     return model.train()

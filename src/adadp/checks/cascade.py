@@ -23,7 +23,7 @@ from adadp.checks.short_trial import ShortTrial, largest_differences
 from adadp.checks.trial_rows import SYNTHETIC, Row, replaced, synthetic
 from adadp.checks.trial_runs import LossRuns, TrialRuns
 from adadp.checks.whole_batch import refuse_whole
-from adadp.errors import PrivacyError
+from adadp.errors import PrivacyError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture.meetings import UnruledError
 from adadp.gradients.capture.readings import UnlearntError
@@ -32,12 +32,13 @@ from adadp.out_of_memory import out_of_memory
 Result = TypeVar("Result")
 
 
-def learnt(runs: TrialRuns, attempt: Callable[[], Result]) -> Result:
+def learnt(runs: TrialRuns, attempt: Callable[[], Result], learn: bool = False) -> Result:
     """The attempt's result. Where it meets something whose examples are not known, they are learnt and it is repeated.
 
-    What has no rule goes through torch.func from then on, with one notice for all of it.
+    With `learn` they are learnt first. What has no rule goes through torch.func from then on, with one notice for all
+    of it.
     """
-    capture, learn = runs.capture, False
+    capture = runs.capture
     before, noted = capture.readings.known(), len(capture.notices)
     while True:
         try:
@@ -46,13 +47,13 @@ def learnt(runs: TrialRuns, attempt: Callable[[], Result]) -> Result:
             result = attempt()
             say_through_func(capture.module, capture.notices[noted:], capture.chunk, stacklevel=2)
             return result
-        except UnlearntError:
+        except UnlearntError as error:
             if learn:
-                raise
+                raise UnsupportedModuleError(str(error)) from None
             learn = True
         except UnruledError as error:
             capture.send_through_func(error)
-            learn = False
+            learn = True
         except BaseException:
             capture.readings.forget_since(before)
             raise

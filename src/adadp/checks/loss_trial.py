@@ -21,11 +21,11 @@ from adadp.checks.gradient_norms import (
     norms_alike,
     scales,
 )
-from adadp.checks.padding import REACHES, Padded, evaluating
+from adadp.checks.padding import REACHES, Padded
 from adadp.checks.result_comparison import coarse
 from adadp.checks.seeds import redraws
 from adadp.checks.trial_rows import KINDS, Row, replaced, splits, unlike_rows
-from adadp.checks.trial_runs import LossRuns
+from adadp.checks.trial_runs import LossRuns, evaluating
 from adadp.checks.whole_batch import half_replaced
 from adadp.errors import PrivacyError, TrainingLoopError, UnsupportedModuleError
 from adadp.gradients import Capture

@@ -23,13 +23,13 @@ from adadp.checks.result_comparison import (
     example_dimension,
     largest_finite,
     one_row_less,
+    same_bits,
 )
 from adadp.checks.seeds import redraws
 from adadp.checks.short_trial import given_items
 from adadp.checks.trial_rows import KINDS, Row, all_differ, replaced, splits, unlike_rows
 from adadp.checks.trial_runs import RunResult, TrialRuns
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients.capture.readings import UnlearntError
 
 _FEWEST, _MOST = 4, 8
 
@@ -46,7 +46,7 @@ class ModuleTrial:
 
     def conclusive(self) -> bool:
         """Raise where the module mixes these examples. False if they are too much alike to tell."""
-        buffers = {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}
+        buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in self._module.named_buffers()}
         rows, whole = self._told_apart()
         self._rows, self._all = rows, range(len(rows))
         again = self._runs.observe(rows)
@@ -115,10 +115,12 @@ class ModuleTrial:
 
     # ---- what is refused -----------------------------------------------------------------------------------------
 
-    def _refuse_statistics(self, before: dict[str, tuple[Tensor, int]]) -> None:
+    def _refuse_statistics(self, before: dict[str, tuple[Tensor, Tensor]]) -> None:
         for name, buffer in self._module.named_buffers():
-            known, version = before.get(name, (None, 0))
-            if buffer is not known or buffer._version != version:
+            known, values = before.get(name, (None, buffer))
+            if buffer is not known or not same_bits(buffer, values):
+                if buffer is known:
+                    buffer.data.copy_(values)  # what these runs wrote is not to stay
                 raise UnsupportedModuleError(
                     f"the buffer {name} changes when the model runs: statistics of the data that leave training "
                     "without noise. Freeze it, or replace the module that keeps it."
@@ -207,8 +209,6 @@ class ModuleTrial:
     def _refuse_tables(self, whole: RunResult, fewer: RunResult) -> None:
         for (name, _, before), (_, _, after) in zip(whole.seen.inputs, fewer.seen.inputs, strict=False):
             if not one_row_less(before, after, len(self._rows), self._dimensions):
-                if not self._runs.capture.readings.learnt:  # a length was the number of rows by chance
-                    raise UnlearntError(name)
                 raise UnsupportedModuleError(
                     f"{name} does not see one row less when there is one example less (a table of positions, for "
                     "instance, or examples folded into another dimension): its gradients cannot be told apart by "
@@ -301,9 +301,9 @@ def refuse_unlike(one: RunResult, other: RunResult) -> None:
 
     Examples of other lengths may make it longer; what was there stays.
     """
-    if [name for name, _ in one.seen.free] != [name for name, _ in other.seen.free]:
-        return  # other modules ran, for random numbers
-    for (name, first), (_, second) in zip(one.seen.free, other.seen.free, strict=True):
+    for (name, first), (other_name, second) in zip(one.seen.free, other.seen.free, strict=False):
+        if name != other_name:
+            return  # other modules ran from here on, for random numbers
         if not torch.equal(*common(first, second)):
             raise UnsupportedModuleError(_UNLIKE.format(name))
 

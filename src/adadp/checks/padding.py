@@ -6,19 +6,18 @@ batches, put in the place of the lot's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from adadp.checks.collate import Recollated
 from adadp.checks.containers import Arguments, Parts, chosen
 from adadp.checks.inputs import matched
 from adadp.checks.module_trial import refuse_unlike
 from adadp.checks.result_comparison import coarse, example_axes, padded_alike
-from adadp.checks.trial_runs import TrialRuns
+from adadp.checks.trial_runs import TrialRuns, evaluating
 from adadp.errors import PrivacyError, UnsupportedModuleError
 
 REACHES = (
@@ -140,16 +139,3 @@ def refuse_padding(runs: TrialRuns, given: Padded, dimensions: Sequence[int]) ->
     if not any(agree(other, given.kept) for other in longer):
         raise UnsupportedModuleError(REACHES.format(runs.name))
     return True
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without calling `eval()`: dropout would draw other numbers for other shapes."""
-    modes = [(part, part.training) for part in module.modules()]
-    for part, _ in modes:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

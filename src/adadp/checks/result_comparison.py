@@ -119,6 +119,17 @@ def padded_alike(one: Tensor, other: Tensor, relative: float, least: float) -> b
     return one.shape != other.shape and close(_end(one, lengths), _end(other, lengths))
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same values; NaN equals NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(
+        one.isnan(), other.isnan()
+    )  # fmt: skip
+
+
 def common(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """What two tensors of as many dimensions both have: the first entries of each dimension."""
     if one.ndim != other.ndim:

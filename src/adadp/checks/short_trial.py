@@ -18,11 +18,12 @@ from torch import Tensor
 
 from adadp.checks.gradient_norms import scales, stacked_norms
 from adadp.checks.module_state import ModuleState
-from adadp.checks.result_comparison import ExampleAxis, coarse, example_axis, example_dimension, one_row_less
+from adadp.checks.result_comparison import ExampleAxis, coarse, example_axis, example_dimension, one_row_less, same_bits
 from adadp.checks.seeds import generators_kept, seed_of, seeded
 from adadp.checks.trial_rows import Row, replaced, splits, unlike_rows
 from adadp.checks.trial_runs import LossRuns, TrialRuns
 from adadp.gradients.capture.capture import Observed
+from adadp.gradients.capture.readings import UnlearntError
 
 _NUMBERS = (4, 3, 5, 6, 7, 8)  # of rows, tried in this order
 #: The kind of row that replaces examples, one for each split of four rows.
@@ -62,17 +63,19 @@ class ShortTrial:
         for leaf, dim in runs.arguments.pairs():
             if dim is not None and (not isinstance(leaf, Tensor) or leaf.requires_grad or leaf.is_complex()):
                 return False
-        buffers = [(buffer, buffer._version) for buffer in runs.module.buffers()]
+        buffers = [(buffer, buffer.detach().clone()) for buffer in runs.module.buffers()]
         try:
             with generators_kept():
                 self._run()
+        except UnlearntError:
+            raise
         except Exception:
             return False
         finally:
             runs.before.restore()
         after = list(runs.module.buffers())
         return len(after) == len(buffers) and all(
-            one is other and one._version == version for one, (other, version) in zip(after, buffers, strict=True)
+            one is other and same_bits(one, values) for one, (other, values) in zip(after, buffers, strict=True)
         )
 
     # ---- the passes ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
-from adadp.checks.cascade import Cascade
+from adadp.checks.cascade import Cascade, learnt
 from adadp.checks.collate import CollateWatch
 from adadp.checks.containers import Arguments, take_apart
 from adadp.checks.criterion import WatchedCriterion
@@ -161,6 +161,7 @@ class Trial:
                 self._inputs.compare(self._read((args, kwargs), part), part)
             else:
                 self._inputs.glance(args, kwargs, part)
+            self._learn(module, args, kwargs, part)
             return
         if torch.cuda.is_available() and _recording():
             raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
@@ -182,6 +183,18 @@ class Trial:
             self.undecided.discard(id(module))
         else:
             self.undecided.add(id(module))
+
+    def _learn(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], part: Part) -> None:
+        """Learn where the examples are in this batch, if none of these lengths, or with these weights, was tried."""
+        if part.count < 2 or self._capture.readings.covers():
+            return
+        if torch.cuda.is_available() and _recording():
+            raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
+        arguments = self._read((args, kwargs), part)
+        if not arguments.parts.unknown and arguments.has_rows:
+            runs = TrialRuns(self._capture, module, arguments, self._schedule.stage(part.lot))
+            with self._trying(module):
+                learnt(runs, lambda: None, learn=True)
 
     def after_call(self, output: Any, part: Part) -> None:
         """Remember what an outermost call returned: it must not come back with a later lot."""
@@ -244,9 +257,8 @@ class Trial:
     def _refuse_padding(self, module: nn.Module, arguments: Arguments, part: Part) -> None:
         """Refuse the module where an example's result changes with the length of others."""
         given = self._padded(arguments, part)
-        if given is not None and not refuse_padding(
-            TrialRuns(self._capture, module, arguments), given, self._dimensions
-        ):
+        runs = TrialRuns(self._capture, module, arguments)
+        if given is not None and not learnt(runs, lambda: refuse_padding(runs, given, self._dimensions)):
             self.untried["padding"] = UNTRIED
 
     def _padded(self, arguments: Arguments, part: Part) -> Padded | None:

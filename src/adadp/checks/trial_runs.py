@@ -5,11 +5,11 @@ Each run takes chosen rows and given random numbers, and afterwards puts the mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from adadp.checks.seeds import Draws, seed_of, seeded
 from adadp.checks.trial_rows import Row, unlike_rows, with_rows
 from adadp.gradients import Capture
 from adadp.gradients.capture.capture import Observed
+from adadp.gradients.capture.readings import UnlearntError
 
+Result = TypeVar("Result")
 #: The scalar that is differentiated, computed from the tensors that a run returns; None where there is none.
 Total = Callable[[list[Tensor]], Tensor | None]
 
@@ -87,6 +89,13 @@ class TrialRuns:
             UnsupportedModuleError: it is elsewhere than in earlier lots.
         """
         rows = [Row(index) for index in unlike_rows(self.arguments, 4)]
+        first = not self.capture.readings.learnt
+        self._learn_from(rows)
+        if first:  # parts that training leaves out now and then
+            with evaluating(self.module):
+                self._learn_from(rows)
+
+    def _learn_from(self, rows: Sequence[Row]) -> None:
         readings = self.capture.readings
         readings.begin()
         try:
@@ -117,6 +126,19 @@ class TrialRuns:
         self, leaves: Sequence[Any], seed: int = 0, keep_state: bool = False, read_state: bool = True
     ) -> RunResult:
         """The same on given leaves."""
+        return self._having_learnt(leaves, lambda: self._observe(leaves, seed, keep_state, read_state))
+
+    def _having_learnt(self, leaves: Sequence[Any], run: Callable[[], Result]) -> Result:
+        """A run on these leaves. If it meets lengths that nothing was learnt of, that is done first."""
+        try:
+            return run()
+        except UnlearntError:
+            if self.capture.readings.learning or self.capture.readings.covers():
+                raise
+            self.on(self.arguments.with_leaves(list(leaves), self.arguments.rows_of(leaves))).learn()
+            return run()
+
+    def _observe(self, leaves: Sequence[Any], seed: int, keep_state: bool, read_state: bool) -> RunResult:
         before = self.before
         try:
             if seed:
@@ -154,7 +176,10 @@ class TrialRuns:
         self, leaves: Sequence[Any], count: int, total: Total, seed: int = 0, given: dict[int, Tensor] | None = None
     ) -> Norms:
         """The same for leaves of `count` rows, by parameter and by those of them that are `given` with their place."""
-        given, before = given or {}, self.before
+        return self._having_learnt(leaves, lambda: self._norms(leaves, count, total, seed, given or {}))
+
+    def _norms(self, leaves: Sequence[Any], count: int, total: Total, seed: int, given: dict[int, Tensor]) -> Norms:
+        before = self.before
         try:
             with seeded(seed_of(self.trial, seed)) as draws, self.aside(leaves), torch.enable_grad():
                 scalar = total(self.call(leaves))
@@ -193,3 +218,16 @@ def _argument_norms(given: dict[int, Tensor], dims: Sequence[int | None]) -> Nor
         if leaf.grad is not None and dim is not None:
             norms[f"argument {place}"] = leaf.grad.movedim(dim, 0).flatten(1).double().square().sum(1)
     return norms
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, without calling `eval()`: dropout would draw other numbers for other shapes."""
+    modes = [(part, part.training) for part in module.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

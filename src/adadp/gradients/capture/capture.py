@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.capture.hooks import WatchedPart
 from adadp.gradients.capture.meetings import Meetings, UnruledError
-from adadp.gradients.capture.readings import FREE, Readings
+from adadp.gradients.capture.readings import FREE, UNTRIED, Readings, Situation
 from adadp.gradients.capture.shared import Shared, refuse_shared
 from adadp.gradients.capture.slot import past
 from adadp.gradients.capture.tap import Record, Tap, TappedCall, backward_pass
@@ -74,7 +74,7 @@ class Frame:
     def __init__(self, part: WatchedPart, active: bool, shared: bool) -> None:
         self.part, self.active = part, active
         self.shared = shared  # whether it was given parameters as its input
-        self.places: dict[str, int] = {}  # operations and inputs so far, by name
+        self.places: dict[tuple[Any, ...], int] = {}  # operations and inputs so far, by label
 
 
 class FirstCall(Protocol):
@@ -133,10 +133,11 @@ class Capture:
 
     def _watch(self) -> None:
         self._tree = Tree(self.module, self._through_func, self.chunk, self.meetings)
+        self._parts: dict[int, WatchedPart] = {}
         for module in self._tree.watched:
             layer = self._tree.layer(module)
             slots = list(self._tree.slots_of(module).values()) if layer is not None else []
-            part = WatchedPart(self, module, layer, slots)
+            self._parts[id(module)] = part = WatchedPart(self, module, layer, slots)
             # First of all: a hook that computes with the parameters must not find the parameters themselves.
             self._handles.append(module.register_forward_pre_hook(part.before, with_kwargs=True, prepend=True))
             self._handles.append(module.register_forward_hook(part.after, with_kwargs=True, always_call=True))
@@ -154,6 +155,7 @@ class Capture:
         self.detach()
         self._through_func |= {name}
         self._watch()
+        self.readings.forget_since({})
         self.notices.append((name or "the model", type(self.module.get_submodule(name)).__name__))
 
     # ---- between passes ----------------------------------------------------------------------------------------
@@ -229,14 +231,19 @@ class Capture:
             return
         if not self._depth:
             self._begin(part.module, args, kwargs)
+            part = self._parts[id(part.module)]  # the trial may have sent it through torch.func
         layer = part.layer
         shared = layer is not None and any(isinstance(one, Shared) for one in (*args, *kwargs.values()))
         self.running.append(Frame(part, True, shared))
         self._depth += 1
         part.calls = part.calls + 1 if part.in_pass == self.passes else 0
         part.in_pass = self.passes
+        if self.readings.learning:
+            part.learnt = max(part.learnt, part.calls + 1)
         if layer is None:
             return
+        if any(slot.taken for slot in part.slots):  # by torch.func.functional_call: it has other weights for this call
+            self.running[-1].shared = shared = True
         if not shared:
             for slot in part.slots:
                 slot.lend()
@@ -244,10 +251,13 @@ class Capture:
             refuse_shared(self.module_name(part.module), (args, kwargs))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = (part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor) and part.ndim)
-        self._batch = next((len(part) for part in given), None) if self.count is None else None
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim]
+        self._batch = len(given[0]) if given and self.count is None else None
+        shapes = tuple([tuple(leaf.shape[1:]) for leaf in given])
+        situation = Situation(self.module_name(module), shapes, self._tree.trained())
         # What checkpointing runs again in the backward pass was part of a module that ran before.
         if self.count is not None and not self.work.aside and backward_pass() == -1:
+            self.readings.situation = situation
             # What they run themselves is no part of a checkpoint that this call may be in.
             # Detached: a node that keeps its own output is never freed.
             with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach):
@@ -255,6 +265,8 @@ class Capture:
                     self.on_first_call(module, args, kwargs, self.count)
                 if self.before_pass is not None:
                     self.before_pass()
+        if backward_pass() == -1:
+            self.readings.situation = situation
         self._begin_pass()
 
     def leave(self, part: WatchedPart, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -326,16 +338,19 @@ class Capture:
         if not names:
             return tuple(outputs)
         each, rows = 1, self.rows
-        if layer.tokenwise and saved and rows is not None and self.batch_first:
+        refusal = None if rows == 1 or self.tried(module) else UNTRIED.format(self.module_name(module))
+        if saved and rows is not None and self.batch_first and (layer.tokenwise or layer.repeatable):
             inputs = saved[0]
-            if not self.readings.plain or not inputs.ndim or inputs.shape[0] != rows:
-                reading = self.meetings.reading_of(inputs, rows)
+            usual = inputs.ndim and inputs.shape[0] == rows
+            if not (usual and self.readings.plain) and (layer.tokenwise or len(inputs) == 1 != rows):
+                reading, refusal = self.meetings.reading_of(inputs, rows)
                 if reading == FREE:
                     return (self.meetings.of_layer(outputs[0], layer, module, context, saved, names),)
                 each = reading[1]
         if not self.readings.plain and self.readings.learning:
             return tuple(outputs)
         call = self.called(layer, module, names, context, each)
+        call.refusal = refusal
         if self.observed is not None and saved:
             given, returned = call.unfolded(saved[0].detach()), call.unfolded(outputs[0].detach())
             self.observed.inputs.append((self.module_name(module), given, returned))
@@ -343,6 +358,13 @@ class Capture:
                 self.observed.outputs.append((self.module_name(module), [given.clone()]))
         kept = [tensor.detach() for tensor in saved]
         return tuple(Tap.apply(self.anchor, call, len(outputs), *outputs, *kept))  # type: ignore[no-untyped-call]
+
+    def tried(self, module: nn.Module) -> bool:
+        """Whether a trial saw the call of the module that runs; outside of lots nothing is asked for."""
+        if not self.readings.strict or self.work.aside or self.count is None:
+            return True
+        part = self.running[-1].part
+        return part.module is not module or part.tried
 
     def called(
         self, layer: Layer, module: nn.Module, names: Mapping[str, str], context: Any, each: int = 1
@@ -367,7 +389,7 @@ class Capture:
 
     def constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is a buffer, a parameter's value or a view of one: no example is in it."""
-        return self._tree.constant(tensor)
+        return self._tree.constant(tensor, self.passes)
 
     def holder(self, names: Collection[str]) -> str | None:
         """The name of the smallest of the modules that run which holds all parameters of these names, or None."""
@@ -493,6 +515,8 @@ class Capture:
         for record in records:
             call = record.call
             self._refuse_misplaced(call)
+            if call.refusal is not None:
+                raise UnsupportedModuleError(call.refusal)
             for own, form in record.forms().items():
                 if count is not None:
                     self._refuse_count(call, form, count)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.operations import EXPANDING, RULES, UNKNOWN, NoRule, Operation
-from adadp.gradients.capture.readings import FREE, Reading, UnreadError, of_rows
+from adadp.gradients.capture.readings import FREE, ONE_ROW, Reading, UnreadError, of_rows
 from adadp.gradients.capture.shared import EXPANSION, LayerOrigin, Shared, kept_whole, made_shared
 from adadp.gradients.capture.tap import Expand, Tap
 from adadp.gradients.layers.layer import Layer
@@ -76,23 +76,44 @@ class Meetings:
         count: int,
     ) -> Any:
         name = getattr(function, "__name__", "")
-        others = [other for other in others if not self._capture.constant(other)]
+        versions = [other._version for other in others]
         operation = Operation(function, name, args, kwargs, shared, others, count)
-        if not others and name not in EXPANDING:
-            return self._shared(operation)
+        operation.others = [other for other in others if not self._capture.constant(other)]
+        if not operation.others and name not in EXPANDING:
+            return self._unless_written(operation, others, versions)
         if count == 1:  # one example: its copy of a value is the value
             return operation.with_copies(lambda one: self.expand(one, fresh=True)[0])
         try:
             rule = RULES.get(name, UNKNOWN)
-            reading = self._read(name, rule.readings(operation))
+            reading = self._read(operation.label(), rule.readings(operation))
             if reading == FREE:
-                self._suppose_free(others)
-                return self._shared(operation)
+                if any(other.requires_grad for other in operation.others):
+                    raise NoRule  # made of the examples: their gradient must go on to them
+                self._suppose_free(operation.others)
+                return self._unless_written(operation, others, versions)
+            self._observe_rows(operation.others, reading)
             if self._capture.readings.learning:
                 return operation.with_copies(lambda one: one.value.detach())
             return rule.meet(operation, reading, self)
         except NoRule:
             raise self._unruled(name, shared) from None
+
+    def _unless_written(self, operation: Operation, tensors: Sequence[Tensor], versions: Sequence[int]) -> Any:
+        """The result as a shared value; refused where a parameter was written into a tensor that is none."""
+        result = self._shared(operation)
+        if [tensor._version for tensor in tensors] != list(versions):
+            raise self._unruled(operation.name, operation.shared)
+        return result
+
+    def _observe_rows(self, tensors: Sequence[Tensor], reading: Reading) -> None:
+        """Show the trial that observes what is taken for the rows of the examples."""
+        capture = self._capture
+        if capture.observed is None or reading[0] != "rows":
+            return
+        for tensor in tensors:
+            if tensor.ndim and tensor.shape[0] == (capture.rows or 0) * reading[1]:
+                rows = tensor.detach().unflatten(0, (-1, reading[1])) if reading[1] > 1 else tensor.detach()  # type: ignore[no-untyped-call]
+                capture.observed.outputs.append((capture.module_name(self._place()), [rows.clone()]))
 
     def _shared(self, operation: Operation) -> Any:
         with kept_whole():
@@ -129,12 +150,15 @@ class Meetings:
 
     # ---- layers that are given no examples ----------------------------------------------------------------------
 
-    def reading_of(self, inputs: Tensor, rows: int) -> Reading:
-        """Where the examples are in what the layer that runs is given."""
+    def reading_of(self, inputs: Tensor, rows: int) -> tuple[Reading, str | None]:
+        """Where the examples are in what the layer that runs is given, and why its gradients must not be used."""
+        possible = of_rows(inputs.shape[0] if inputs.ndim else None, rows)
+        if inputs.requires_grad:  # made of the examples
+            possible = [one for one in possible if one != FREE] or [ONE_ROW]
         try:
-            return self._read("input", of_rows(inputs.shape[0] if inputs.ndim else None, rows))
-        except UnreadError:
-            return ("rows", 1)  # `take` refuses its gradients, which are not those of so many examples
+            return self._read(("input",), possible), None
+        except UnreadError as error:
+            return ONE_ROW, str(error)
 
     def of_layer(
         self,
@@ -154,17 +178,17 @@ class Meetings:
 
     # ---- readings -----------------------------------------------------------------------------------------------
 
-    def _read(self, name: str, possible: Sequence[Reading]) -> Reading:
-        """Where the examples are in what the module that runs now does next under this name."""
+    def _read(self, label: tuple[Any, ...], possible: Sequence[Reading]) -> Reading:
+        """Where the examples are in what the module that runs now does next under this label."""
         capture = self._capture
         if capture.rows == 1:
             return possible[0]  # all of it is the one example's
         call = number = 0
         if capture.running:
             frame = capture.running[-1]
-            call, number = frame.part.calls, frame.places.get(name, 0)
-            frame.places[name] = number + 1
-        key = (capture.module_name(self._place()), name, call, number)
+            call, number = frame.part.calls, frame.places.get(label, 0)
+            frame.places[label] = number + 1
+        key = (capture.module_name(self._place()), label, call, number)
         return capture.readings.read(key, possible, trial=capture.work.trial, lot=not capture.work.aside)
 
     def _place(self) -> nn.Module:

@@ -57,6 +57,11 @@ class Operation:
     others: Sequence[Tensor]
     count: int
 
+    def label(self) -> tuple[Any, ...]:
+        """What tells one place of a module from another: the operation, the parameters, the others' dimensions."""
+        names = [name for shared in self.shared for origin in shared.origins for name in origin.names]
+        return (self.name, *names, *[other.ndim for other in self.others])
+
     def with_copies(self, copies: Callable[[Shared], Tensor]) -> Any:
         """The result with each shared value replaced."""
         return self.function(*with_values(self.args, copies), **with_values(self.kwargs, copies))
@@ -123,16 +128,24 @@ class Broadcast(Rule):
         return of_rows(next(iter(lengths), None), operation.count) if lengths != {1} else [FREE]
 
     def meet(self, operation: Operation, reading: Reading, meeting: Meeting) -> Any:
-        top, each = _dimensions(operation), reading[1]
-        if operation.name.endswith("_") and isinstance(operation.args[0], Shared):
-            raise NoRule  # in place
-        if operation.name.startswith("__i") and isinstance(operation.args[0], Shared):
+        top, each, name = _dimensions(operation), reading[1], operation.name
+        in_place = name.startswith("__i") or (name.endswith("_") and not name.startswith("__"))
+        if (in_place and isinstance(operation.args[0], Shared)) or (
+            self._least and min(tensor.ndim for tensor in _tensors(operation)) < self._least
+        ):
             raise NoRule
+        if name == "masked_fill":  # which takes a single value
+            whole, mask, value = operation.args
+            return torch.where(mask, aligned(value, meeting, top, each).to(whole.dtype), whole)
         return operation.with_copies(lambda shared: aligned(shared, meeting, top, each))
 
 
+def _tensors(operation: Operation) -> list[Tensor]:
+    return [*operation.others, *(shared.value for shared in operation.shared)]
+
+
 def _dimensions(operation: Operation) -> int:
-    return max(tensor.ndim for tensor in (*operation.others, *(shared.value for shared in operation.shared)))
+    return max(tensor.ndim for tensor in _tensors(operation))
 
 
 def aligned(shared: Shared, meeting: Meeting, dimensions: int, each: int) -> Tensor:
@@ -152,7 +165,7 @@ def aligned(shared: Shared, meeting: Meeting, dimensions: int, each: int) -> Ten
 
 _OTHER_WORDS = (
     "true_divide divide multiply subtract rsub maximum minimum fmax fmin where lerp lerp_ addcmul addcmul_ addcdiv "
-    "addcdiv_ masked_fill masked_fill_ copysign hypot scaled_dot_product_attention"
+    "addcdiv_ masked_fill copysign hypot scaled_dot_product_attention"
 )
 _WORDS = "add sub mul div truediv pow floordiv mod eq ne lt le gt ge and or"
 _register(
@@ -295,11 +308,19 @@ class _Matmul(_Linear):
         return Products(outputs, inputs, planned=planned)
 
     def readings(self, operation: Operation) -> Sequence[Reading]:
-        if self._broadcasts(operation):
+        if self._vector(operation) is None and self._broadcasts(operation):
             return _MATRICES.readings(operation)
         return super().readings(operation)
 
+    def _vector(self, operation: Operation) -> Shared | None:
+        """The second factor, if it is a shared vector: x @ v."""
+        factor = operation.args[1] if operation.name in ("matmul", "__matmul__") else None
+        return factor if isinstance(factor, Shared) and factor.value.ndim == 1 else None
+
     def meet(self, operation: Operation, reading: Reading, meeting: Meeting) -> Any:
+        vector, inputs = self._vector(operation), operation.args[0]
+        if vector is not None:
+            return (inputs * aligned(vector, meeting, inputs.ndim, reading[1])).sum(-1)
         if self._broadcasts(operation):
             return _MATRICES.meet(operation, reading, meeting)
         return super().meet(operation, reading, meeting)
@@ -407,9 +428,9 @@ class _LookUp(_Formed):
         ids, outputs = unfolded(call.saved[0].long(), each), unfolded(call.gradients[0], each)
         rest = table.value.shape[1:]
         outputs = outputs.reshape(len(ids), -1, rest.numel())
-        ids = ids.reshape(len(ids), -1)
-        if padding is not None and padding >= 0:
-            outputs = outputs.masked_fill(ids.eq(padding).unsqueeze(-1), 0)
+        ids = ids.reshape(len(ids), -1) % len(table.value)  # a negative one counts from the end
+        if padding is not None:
+            outputs = outputs.masked_fill(ids.eq(padding % len(table.value)).unsqueeze(-1), 0)
         rows = Rows.summed(ids, outputs, (len(table.value), rest.numel()), call.planned)
         if len(rest) == 1:
             return gathered([(table, rows)])

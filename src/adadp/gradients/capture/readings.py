@@ -19,6 +19,7 @@ Reading = tuple[Kind, int]
 over the examples, which become dimension d."""
 
 FREE: Reading = ("free", 0)
+ONE_ROW: Reading = ("rows", 1)
 
 
 class UnreadError(UnsupportedModuleError):
@@ -41,66 +42,91 @@ def of_sizes(sizes: Iterable[tuple[int, int]], count: int) -> list[Reading]:
     return [*(("at", place) for place, size in sizes if size == count), FREE]
 
 
+@dataclass(frozen=True)
+class Situation:
+    """What decides how a pass goes through the model, the number of examples apart.
+
+    Attributes:
+        module: the outermost module's name.
+        shapes: of the tensors that it is given, without their first dimension.
+        trained: for each parameter whether it is trained.
+    """
+
+    module: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    trained: tuple[bool, ...] = ()
+
+
 @dataclass
 class _Session:
     seen: dict[Hashable, list[Reading]] = field(default_factory=dict)  # what all runs so far allow
-    grown: bool = False  # whether a run met a new place, or ruled something out
+    grown: bool = False  # whether a run met something free of examples, which the next one makes a shared value
 
 
 class Readings:
-    """The readings of one module tree. With `strict` nothing is guessed on a lot: the engine's trials come first.
+    """The readings of one module tree, by situation. With `strict` nothing is guessed on a lot: trials come first.
 
-    `learnt` says whether runs were learnt from. While the readings are `plain`, nothing was, nor is: every layer was
-    given a row for each example so far.
+    Attributes:
+        situation: that of the pass that runs.
+        plain: every place that was learnt was given one row for each example, in every situation.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Kind | Reading] = {}
+        self._known: dict[Situation, dict[Hashable, Reading]] = {}
         self._session: _Session | None = None
-        self.strict = self.learnt = False
-        self.plain = True
+        self.situation = Situation()
+        self.strict, self.plain = False, True
 
     @property
     def learning(self) -> bool:
         """Whether runs are made to learn from; nothing is expanded in them."""
         return self._session is not None
 
+    @property
+    def learnt(self) -> bool:
+        """Whether anything was learnt."""
+        return bool(self._known)
+
+    def covers(self) -> bool:
+        """Whether the situation was learnt: this one or, where readings are plain, one with other lengths."""
+        if self.situation in self._known:
+            return True
+        return self.plain and any(self.situation.trained == known.trained for known in self._known)
+
     def begin(self) -> None:
         """The runs that follow are to be learnt from."""
         self._session, self.plain = _Session(), False
 
     def settled(self) -> bool:
-        """Whether the runs since the last call told nothing new."""
+        """Whether the runs since the last call told nothing that others depend on."""
         assert self._session is not None
         grown, self._session.grown = self._session.grown, False
         return not grown
 
     def end(self) -> None:
-        """Keep what was learnt.
-
-        Raises:
-            UnsupportedModuleError: earlier lots were read in another way.
-        """
+        """Keep what was learnt, for the situation of the last run; what is known of it already stays."""
         session, self._session = self._session, None
         assert session is not None
-        self.learnt = True
-        for key, possible in session.seen.items():
-            best = possible[0]
-            kept: Kind | Reading = best if best[0] == "at" else best[0]
-            if self._known.setdefault(key, kept) != kept:
-                raise UnsupportedModuleError(_CHANGED.format(_name(key)))
+        found = {key: possible[0] for key, possible in session.seen.items()}
+        self._known[self.situation] = found | self._known.get(self.situation, {})
+        self._see_whether_plain()
 
     def abandon(self) -> None:
         """Forget the runs that were to be learnt from."""
-        self._session, self.plain = None, not self._known
+        self._session = None
+        self._see_whether_plain()
 
-    def known(self) -> Mapping[Hashable, Kind | Reading]:
+    def known(self) -> Mapping[Situation, dict[Hashable, Reading]]:
         """What was learnt so far."""
         return dict(self._known)
 
-    def forget_since(self, known: Mapping[Hashable, Kind | Reading]) -> None:
+    def forget_since(self, known: Mapping[Situation, dict[Hashable, Reading]]) -> None:
         """Keep only what was known then: the runs since were made with something else taken for the examples."""
-        self._known, self.learnt, self.plain = dict(known), bool(known), not known
+        self._known = dict(known)
+        self._see_whether_plain()
+
+    def _see_whether_plain(self) -> None:
+        self.plain = all(reading == ONE_ROW for known in self._known.values() for reading in known.values())
 
     def read(self, key: Hashable, possible: Sequence[Reading], *, trial: bool, lot: bool) -> Reading:
         """The reading of a place, of those that the shapes allow (the likeliest first).
@@ -117,36 +143,33 @@ class Readings:
         """
         if self._session is not None:
             return self._narrowed(self._session, key, possible)
-        known = self._known.get(key)
-        if known is None:
-            if possible[0] == ("rows", 1):
-                return possible[0]  # as layers usually get their input; a trial checks that rows follow the examples
-            if trial:
-                raise UnlearntError(f"{_name(key)}: not known where its examples are")
-            if self.strict and lot:
-                raise UnreadError(_UNTRIED.format(_name(key)))
-            return possible[0]
-        for reading in possible:
-            if known in (reading, reading[0]):
-                return reading
-        raise UnreadError(_CHANGED.format(_name(key)))
+        known = self._known.get(self.situation, {}).get(key)
+        if known is None and self.plain:  # lengths do not matter then
+            known = next((places[key] for places in self._known.values() if key in places), None)
+        if known is not None:
+            if known in possible:
+                return known
+            raise UnreadError(_CHANGED.format(_name(key)))
+        if trial:
+            raise UnlearntError(UNTRIED.format(_name(key)))
+        if self.strict and lot:
+            raise UnreadError(UNTRIED.format(_name(key)))
+        return possible[0]
 
     def _narrowed(self, session: _Session, key: Hashable, possible: Sequence[Reading]) -> Reading:
         before = session.seen.get(key)
-        if before is None:
-            session.seen[key], session.grown = list(possible), True
-        else:
-            both = [reading for reading in before if reading in possible] or [FREE]
-            session.grown |= both != before
+        both = list(possible) if before is None else [one for one in before if one in possible] or [FREE]
+        if both != before:
             session.seen[key] = both
-        return session.seen[key][0]
+            session.grown |= both[0][0] != "rows"
+        return both[0]
 
 
 def _name(key: Hashable) -> str:
     return str(key[0]) if isinstance(key, tuple) else str(key)
 
 
-_UNTRIED = (
+UNTRIED = (
     "{}: an operation on its parameters, or an input without a row for each example, comes at a place that no trial "
     "has seen, so it is not known where its examples are. Name the module in make_private(through_func=[...]), or let "
     "the model take the same path for every batch."

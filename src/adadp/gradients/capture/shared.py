@@ -158,14 +158,18 @@ def _operate(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if getattr(function, "__name__", "") in _ON_THE_LEAF:
         with torch._C.DisableTorchFunctionSubclass():  # the gradient that must not come
             return function(*args, **kwargs)
+    name = getattr(function, "__name__", "")
+    if name in _LIKE and not isinstance(args[0], Shared):  # a parameter is the pattern, and does not take part
+        return function(*with_values(args, lambda shared: shared.value.detach()), **kwargs)
     shared, others = taking_part((args, kwargs))
-    if getattr(function, "__name__", "") in _ATTRIBUTES:
+    if name in _ATTRIBUTES or name in _LIKE:
         others = []
     return shared[0].meetings.operation(function, args, kwargs, shared, others)
 
 
 _operation = torch.compiler.disable(_operate)  # type: ignore[no-untyped-call]
-_ATTRIBUTES = {"__get__", "type_as", "new_tensor", "new_zeros", "new_ones", "new_empty", "new_full", "size", "dim"}
+_LIKE = {"type_as", "view_as", "reshape_as", "to"}
+_ATTRIBUTES = {"__get__", "new_tensor", "new_zeros", "new_ones", "new_empty", "new_full", "size", "dim"}
 _ON_THE_LEAF = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 

@@ -29,6 +29,7 @@ class Slot:
     def _renew(self) -> None:
         self.alias = self.parameter.detach()
         self._shared: Shared | None = None
+        self._hidden: Shared | None = None  # the shared value, in passes in which the parameter is trained
 
     @property
     def replaced(self) -> bool:
@@ -36,21 +37,28 @@ class Slot:
         there: Any = self._places.get(self.attribute)
         return there is None or (there is not self.parameter and there is not self.alias and there is not self._shared)
 
+    @property
+    def taken(self) -> bool:
+        """While modules run: whether something else stands in the place."""
+        return self._places.get(self.attribute) is not (self.alias if self._hidden is None else self._hidden)
+
     def guard(self) -> None:
         """Put the shared value in the parameter's place; a frozen parameter's alias needs no watching."""
         if self.alias.data_ptr() != self.parameter.data_ptr() or self.alias.dtype != self.parameter.dtype:
             self._renew()  # the module was moved or cast since
         if not self.parameter.requires_grad:
+            self._hidden = None
             self._place(self.alias)
             return
         if self._shared is None:
             leaf = self.parameter.detach().requires_grad_()
             self._shared = Shared.make(leaf, [ParameterOrigin(leaf, self.name, leaf)], self._meetings)
+        self._hidden = self._shared
         self._place(self._shared)
 
     def hide(self) -> None:
         """Put the shared value back after `lend`."""
-        self._place(self.alias if self._shared is None else self._shared)
+        self._place(self.alias if self._hidden is None else self._hidden)
 
     def lend(self) -> None:
         """Put the detached alias in the parameter's place, for the layer that answers for it."""
@@ -62,7 +70,11 @@ class Slot:
 
     def unseen(self) -> bool:
         """Whether a gradient came past the shared value, from an operation that it did not see; it is dropped."""
-        return self._shared is not None and past(self._shared)
+        if self._shared is None:
+            return False
+        leaf = self._shared.value
+        came, leaf.grad = leaf.grad is not None, None
+        return past(self._shared) or came
 
     def _place(self, tensor: Tensor) -> None:
         self._places[self.attribute] = tensor

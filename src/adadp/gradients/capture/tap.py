@@ -32,6 +32,7 @@ class TappedCall:
     staged: list[Record]
     recomputed: bool  # made while a backward pass was running
     each: int = 1  # rows of one example, one after the other: examples and tokens in one dimension
+    refusal: str | None = None  # why gradients that come through here must not be used
 
     def unfolded(self, tensor: Tensor) -> Tensor:
         """A tensor of the call with examples alone in the first dimension."""

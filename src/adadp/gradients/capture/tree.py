@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
@@ -41,8 +40,8 @@ class Tree:
             for attribute, parameter in owner._parameters.items()
             if parameter is not None
         ]
-        held = [slot.alias for slot in self.slots] + [buffer for buffer in module.buffers() if buffer.numel()]
-        self._constants = WeakValueDictionary({tensor.untyped_storage().data_ptr(): tensor for tensor in held})
+        self._constants: dict[int, Tensor] = {}
+        self._constants_of = -1  # the pass in which they were collected
         self._layers: dict[int, Layer] = {}
         self._slots_of: dict[int, dict[str, Slot]] = {}
         self._choose_layers(through_func, chunk)
@@ -92,15 +91,26 @@ class Tree:
             slot.guard()
 
     def restore(self) -> None:
-        """Put every parameter back."""
+        """Put every parameter back, at the end of a pass."""
+        self._constants, self._constants_of = {}, -1
         for slot in self.slots:
             slot.restore()
 
-    def constant(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a buffer, a parameter's value or a view of one: no example is in it."""
-        place = tensor.untyped_storage().data_ptr()
-        known = self._constants.get(place)
-        return known is not None and known.untyped_storage().data_ptr() == place  # it may have been moved since
+    def trained(self) -> tuple[bool, ...]:
+        """For each place of a parameter whether it is trained."""
+        return tuple([slot.parameter.requires_grad for slot in self.slots])
+
+    def constant(self, tensor: Tensor, number: int) -> bool:
+        """Whether a tensor is a buffer, a parameter's value or a view of one: no example is in it.
+
+        They are collected anew in the pass of each `number`, since they may have been moved since the one before.
+        """
+        if self._constants_of != number:
+            held = [slot.alias for slot in self.slots] + [buffer for buffer in self.module.buffers() if buffer.numel()]
+            self._constants = {one.untyped_storage().data_ptr(): one for one in held}
+            self._constants_of = number
+        known = self._constants.get(tensor.untyped_storage().data_ptr())
+        return known is not None and not tensor.requires_grad
 
     def refuse_replaced(self) -> None:
         """Raise where a parameter was replaced: putting the watched one back would undo what the user did."""

@@ -249,6 +249,7 @@ class Conv(Layer):
     defining: ClassVar[tuple[str, ...]] = ("forward", "_conv_forward")
 
     expected: ClassVar[str] = "[n, channels, ...]"
+    repeatable: ClassVar[bool] = True
 
     def fewest_dimensions(self, module: nn.Module) -> int:
         return len(module.kernel_size) + 2  # type: ignore[arg-type]

@@ -102,6 +102,8 @@ class Layer(ABC):
     #: Works on each token alone, so that its input may have examples and tokens in one dimension, [n * T, ...], or be
     #: the same for all examples ([1, T, ...] or [T, ...], without examples).
     tokenwise: ClassVar[bool] = False
+    #: An input [1, ...] may be the same for all examples.
+    repeatable: ClassVar[bool] = False
     #: The methods that define what the module computes. A subclass that replaces one is not known.
     defining: ClassVar[tuple[str, ...]] = ("forward",)
     #: The shape of a batch of inputs, for the message that refuses an input without one.
