@@ -93,7 +93,7 @@ class Cascade:
             refuse_whole(self._limited(runs), places)
             return decided
 
-        return learnt(runs, attempt)
+        return learnt(runs, attempt, learn=not self._capture.readings.covers())
 
     def of_loss(
         self, loss: Callable[..., Tensor], arguments: Arguments, lengths: Padded | None, *, synthetic_first: bool

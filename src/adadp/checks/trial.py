@@ -177,6 +177,7 @@ class Trial:
         with self._trying(module):
             conclusive = self._try_module(module, arguments, part)
             self._refuse_padding(module, arguments, part)
+        self._learn(module, args, kwargs, part)
         self._inputs.compare(arguments, part)
         if conclusive:
             self._schedule.passed(key, part.lot)
@@ -191,10 +192,17 @@ class Trial:
         if torch.cuda.is_available() and _recording():
             raise TrainingLoopError(f"{self._capture.module_name(module)} was not tried out before it was recorded")
         arguments = self._read((args, kwargs), part)
-        if not arguments.parts.unknown and arguments.has_rows:
-            runs = TrialRuns(self._capture, module, arguments, self._schedule.stage(part.lot))
-            with self._trying(module):
-                learnt(runs, lambda: None, learn=True)
+        if arguments.parts.unknown or not arguments.has_rows:
+            return
+        readings, stage = self._capture.readings, self._schedule.stage(part.lot)
+        situation, public = readings.situation, self._public_arguments(arguments, part)
+        with self._trying(module):
+            if public is not None:
+                with suppress(*_NOT_RUN):
+                    learnt(TrialRuns(self._capture, module, public, stage), lambda: None, learn=True)
+                readings.situation = situation
+            if not readings.covers():
+                learnt(TrialRuns(self._capture, module, arguments, stage), lambda: None, learn=True)
 
     def after_call(self, output: Any, part: Part) -> None:
         """Remember what an outermost call returned: it must not come back with a later lot."""
