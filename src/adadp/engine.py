@@ -181,7 +181,6 @@ class PrivacyEngine:
         randomness = self._randomness.spawn(f"run {next(self._numbers)}")
         trained = trained_before(module, optimizer)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
-        capture.readings.strict = True  # trials come before lots
         try:
             trial = Trial(
                 capture,

@@ -222,7 +222,7 @@ def test_what_layers_keep_is_let_go_during_the_pass() -> None:
     seen: list[int] = []
 
     def look(*_: Any) -> None:
-        seen.append(sum(record._parts is not None for record in capture._staged))
+        seen.append(sum(record._parts is not None for record in capture.staged))
 
     hidden = model[1](model[0](inputs))
     hidden.register_hook(look)

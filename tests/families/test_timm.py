@@ -106,8 +106,8 @@ def test_fix_keeps_what_batch_norm_had_learnt(name: str) -> None:
     assert not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in fixed.modules())
     kept = dict(fixed.named_parameters())
     for name, parameter in plain.named_parameters():
-        owner, _, own = name.rpartition(".")  # a norm that activates is a sequence, its norm the first of it
-        assert torch.equal(kept[name] if name in kept else kept[f"{owner}.0.{own}"], parameter), name
+        owner, _, own = name.rpartition(".")  # a norm that activates is a sequence with the norm in it
+        assert torch.equal(kept[name] if name in kept else kept[f"{owner}.norm.{own}"], parameter), name
     assert_alike(fixed, plain)
 
 

@@ -251,7 +251,9 @@ def test_a_parameter_whose_use_is_not_seen_is_refused() -> None:
 
     _, model, optimizer, loader = private(Tied())
     before = weights(model)
-    with pytest.raises(UnsupportedModuleError, match=r"by something that torch's own|Tied: an operation on its parameters"):
+    with pytest.raises(
+        UnsupportedModuleError, match=r"by something that torch's own|Tied: an operation on its parameters"
+    ):
         step(model, optimizer, next(iter(loader)))
     assert torch.equal(before, weights(model))
 

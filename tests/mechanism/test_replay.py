@@ -129,7 +129,6 @@ class Recorded:
         # Lots on which modules are tried are made ordinarily: left out here, as their numbers are not the subject.
         self.optimizer._trial.due = lambda lot: False  # type: ignore[method-assign]
         self.optimizer._step.capture.on_first_call = None
-        self.optimizer._step.capture.readings.strict = False
         self.batches = (batch for _ in range(3) for batch in loader)
         self._again: Any = None  # a batch on which the last step failed: it is still out
 

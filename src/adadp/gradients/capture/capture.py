@@ -361,7 +361,7 @@ class Capture:
 
     def tried(self, module: nn.Module) -> bool:
         """Whether a trial saw the call of the module that runs; outside of lots nothing is asked for."""
-        if not self.readings.strict or self.work.aside or self.count is None:
+        if not self.sure:
             return True
         part = self.running[-1].part
         return part.module is not module or part.tried
@@ -380,7 +380,12 @@ class Capture:
     def rows(self) -> int | None:
         """How many examples the model runs on; outside of a microbatch, where no trial asks for more, as it seems."""
         count = self.work.count
-        return self._batch if count is None and not self.readings.strict else count
+        return self._batch if count is None and self.on_first_call is None else count
+
+    @property
+    def sure(self) -> bool:
+        """Whether a lot is worked on, and trials come before lots: what they did not see is then not guessed."""
+        return self.on_first_call is not None and self.work.count is not None and not self.work.aside
 
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
         """The value of a module's parameter, cut off from the graph."""

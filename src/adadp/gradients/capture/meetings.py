@@ -189,7 +189,7 @@ class Meetings:
             call, number = frame.part.calls, frame.places.get(label, 0)
             frame.places[label] = number + 1
         key = (capture.module_name(self._place()), label, call, number)
-        return capture.readings.read(key, possible, trial=capture.work.trial, lot=not capture.work.aside)
+        return capture.readings.read(key, possible, trial=capture.work.trial, sure=capture.sure)
 
     def _place(self) -> nn.Module:
         running = self._capture.running

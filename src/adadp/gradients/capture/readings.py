@@ -64,7 +64,7 @@ class _Session:
 
 
 class Readings:
-    """The readings of one module tree, by situation. With `strict` nothing is guessed on a lot: trials come first.
+    """The readings of one module tree, by situation.
 
     Attributes:
         situation: that of the pass that runs.
@@ -75,7 +75,7 @@ class Readings:
         self._known: dict[Situation, dict[Hashable, Reading]] = {}
         self._session: _Session | None = None
         self.situation = Situation()
-        self.strict, self.plain = False, True
+        self.plain = True
 
     @property
     def learning(self) -> bool:
@@ -128,14 +128,14 @@ class Readings:
     def _see_whether_plain(self) -> None:
         self.plain = all(reading == ONE_ROW for known in self._known.values() for reading in known.values())
 
-    def read(self, key: Hashable, possible: Sequence[Reading], *, trial: bool, lot: bool) -> Reading:
+    def read(self, key: Hashable, possible: Sequence[Reading], *, trial: bool, sure: bool) -> Reading:
         """The reading of a place, of those that the shapes allow (the likeliest first).
 
         Args:
             key: the place: a module's name first.
             possible: what the shapes allow.
             trial: whether a trial runs, which may begin again.
-            lot: whether the examples are those of a lot.
+            sure: whether nothing may be guessed: the examples are those of a lot, and trials come before lots.
 
         Raises:
             UnlearntError: a trial must learn it first.
@@ -152,7 +152,7 @@ class Readings:
             raise UnreadError(_CHANGED.format(_name(key)))
         if trial:
             raise UnlearntError(UNTRIED.format(_name(key)))
-        if self.strict and lot:
+        if sure:
             raise UnreadError(UNTRIED.format(_name(key)))
         return possible[0]
 
