@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import Plan, Sums
+from adadp.gradients.kernels.triton_launch import launch
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 UNROLLED = 4  # examples whose vectors are loaded at once
@@ -52,7 +53,8 @@ def outer_clamped(
     sums = outputs.new_empty(splits, rows, columns)
     squares = torch.empty_like(sums) if moments else sums
     aligned = math.gcd(columns, inputs.stride(0), 16)  # the compiler sees by itself what is a multiple of 16, not of 4
-    _outer[(tiles * splits,)](
+    launch(
+        _outer, tiles * splits,
         outputs, inputs, bound.contiguous(), sums, squares, examples, each, rows, columns // aligned,
         outputs.stride(0), outputs.stride(1), inputs.stride(0) // aligned, inputs.stride(1), ALIGNED=aligned,
         EXAMPLES=UNROLLED, MOMENTS=moments, ROWS=blocks.rows, COLUMNS=blocks.columns, num_warps=blocks.warps,

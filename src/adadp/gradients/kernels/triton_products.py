@@ -8,7 +8,7 @@ while loading, so patches never exist in memory.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import Plan, Sums
+from adadp.gradients.kernels.triton_launch import launch
 from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
 
 if TYPE_CHECKING:
@@ -102,21 +103,21 @@ def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, bl
 
 
 def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: TileBlocks | None = None) -> Tensor:
-    """|g_n * scale|^2 for each example; [n], float64.
+    """|g_n * scale|^2 for each example, tile by tile; [n, tiles], float64, to be added.
 
     Entries are rounded as the products are, and once more by `scale`; their squares are added in float64, where none of
     them overflows or vanishes (relative error below 2^-40). An entry that is not finite makes the norm so.
     """
     outputs = operands.outputs
     if operands.empty:
-        return torch.zeros(operands.examples, dtype=torch.float64, device=outputs.device)
+        return torch.zeros(operands.examples, 1, dtype=torch.float64, device=outputs.device)
     blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
     splits, each = _splits(operands, blocks)
     found = torch.empty(operands.examples, _tiles(operands, blocks), dtype=torch.float64, device=outputs.device)
     factor = outputs if scale is None else scale.contiguous()
     _launch(operands, blocks, precision, splits, each, factor, outputs, outputs, found,
             CLAMPED=False, MOMENTS=False, SCALED=scale is not None)  # fmt: skip
-    return found.sum(1)
+    return found
 
 
 def _tiles(operands: Operands, blocks: TileBlocks) -> int:
@@ -136,12 +137,14 @@ def _launch(
     operands: Operands, blocks: TileBlocks, precision: str, splits: int, each: int,
     matrix: Tensor, sums: Tensor, squares: Tensor, found: Tensor, **kind: bool,
 ) -> None:  # fmt: skip
-    o: Any = operands
-    _products[(_tiles(operands, blocks) * splits,)](
+    o = operands
+    launch(
+        _products, _tiles(operands, blocks) * splits,
         o.outputs, o.inputs, matrix, sums, squares, found,
         o.examples, each, o.groups, o.rows, o.columns, o.places, o.line, *o.size,
         math.prod(o.outputs.shape[1:]), math.prod(o.inputs.shape[1:]), math.prod(o.size),
-        *o.kernel, *o.stride, *o.padding, *o.dilation,
+        KERNEL_Y=o.kernel[0], KERNEL_X=o.kernel[1], STRIDE_Y=o.stride[0], STRIDE_X=o.stride[1],
+        PADDING_Y=o.padding[0], PADDING_X=o.padding[1], DILATION_Y=o.dilation[0], DILATION_X=o.dilation[1],
         PRECISION=precision, **kind,
         ROWS=blocks.rows, COLUMNS=blocks.columns, PLACES=blocks.places,
         num_warps=blocks.warps, num_stages=blocks.stages,

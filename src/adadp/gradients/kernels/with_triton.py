@@ -14,16 +14,23 @@ from torch import Tensor
 
 from adadp.gradients.kernels import reference, triton_outer, triton_rows
 from adadp.gradients.kernels.reference import MOST_ENTRIES, Plan, Sums
-from adadp.gradients.kernels.triton_half_precision import halves, halves_bounds, halves_clamped, halves_sum
+from adadp.gradients.kernels.triton_bounds import bounds
+from adadp.gradients.kernels.triton_half_precision import (
+    alike_halves,
+    halves,
+    halves_bounds,
+    halves_clamped,
+    halves_sum,
+)
 from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
-from adadp.gradients.kernels.triton_rows import kept, row_norms, weighted
+from adadp.gradients.kernels.triton_rows import alike_norms, kept, row_norms, weighted
 
 if TYPE_CHECKING:
     from adadp.gradients.layers.convolution import Geometry
 
 __all__ = [
-    "convolution_clamped", "convolution_norms", "dense_clamped", "dense_norms",
-    "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept", "outer_clamped", "products_clamped",
+    "alike_halves", "alike_norms", "convolution_bounds", "convolution_clamped", "convolution_norms", "dense_clamped",
+    "dense_norms", "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept", "outer_clamped", "products_clamped",
     "products_norms", "row_norms", "weighted",
 ]  # fmt: skip
 
@@ -81,7 +88,19 @@ def convolution_norms(
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
     if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
         return reference.convolution_norms(outputs, inputs, geometry, scale)
-    return norms(convolution_operands(outputs, inputs, geometry, planned), scale, _convolution_precision())
+    return norms(convolution_operands(outputs, inputs, geometry, planned), scale, _convolution_precision()).sum(1)
+
+
+def convolution_bounds(
+    outputs: Tensor, inputs: Tensor, geometry: Geometry, lengths: tuple[Tensor, Tensor], rounding: float,
+    scale: Tensor | None = None, planned: Plan = None,
+) -> Tensor:  # fmt: skip
+    """Upper bounds on the squares that `convolution_norms` returns, with the rounding of sums; [n], float64."""
+    if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
+        return reference.convolution_bounds(outputs, inputs, geometry, lengths, rounding, scale, planned)
+    found = norms(convolution_operands(outputs, inputs, geometry, planned), scale, _convolution_precision())
+    largest = None if scale is None else scale.abs().amax()
+    return bounds(found, lengths, 2.0**-22, rounding, far=math.sqrt(math.prod(geometry.kernel)), largest=largest)
 
 
 def _convolution_precision() -> str:
