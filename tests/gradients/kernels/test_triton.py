@@ -48,8 +48,8 @@ def compiled(function: Any, known: dict[str, Any], ones: bool, **pointing: objec
     if ones:
         others = pointers | {"examples", "each", "splits", "count", "scale", "rounding", "least"}
         known = known | {name: 1 for name in free if name not in others}
-    types: dict[str, object] = {name: "*fp64" if name == "found" else "*fp32" if name in pointers else "i32" for name in free}
-    types |= pointing
+    types: dict[str, object] = {name: "*fp32" if name in pointers else "i32" for name in free}
+    types |= {"found": "*fp64"} | pointing
     signature = {name: "constexpr" if name in known else types[name] for name in function.arg_names}
     source = ASTSource(fn=function, signature=signature, constexprs=known)
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]

@@ -180,12 +180,12 @@ def row_norms(tensor: Tensor) -> Tensor:
 
 
 def alike_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Norms of the rows of at most `MOST_ALIKE` matrices of one shape, with equal strides; [matrices, rows], float64."""
+    """Norms of rows of at most `MOST_ALIKE` matrices of one shape and with equal strides; [matrices, rows], float64."""
     return torch.stack([row_norms(tensor) for tensor in tensors])
 
 
 def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None = None) -> Tensor:
-    """Rows of `tensor` [n, ...] times their weight [n]; zero where that is zero or it is not kept, whatever they hold."""
+    """Rows of `tensor` [n, ...] times their weight [n]; zero where weight or `keep` [n] is, whatever they hold."""
     weights = weights if keep is None else torch.where(keep != 0, weights, 0.0)
     spread = weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
     return torch.where(spread != 0, tensor * spread, 0.0)

@@ -134,7 +134,8 @@ def halves_sum(outputs: Float16Factor, inputs: Float16Factor, weights: Tensor, k
     kept = weights if keep is None else keep
     _launch(outputs, inputs, MEASURED, shared, sums, weights, kept, sums, sums, sums,
             KIND="sum", KEPT=keep is not None)  # fmt: skip
-    return whole(sums) if outputs.parameters == 1 else whole(sums.unflatten(0, (outputs.parameters, -1)).transpose(0, 1))
+    several = outputs.parameters
+    return whole(sums) if several == 1 else whole(sums.unflatten(0, (several, -1)).transpose(0, 1))
 
 
 def halves_clamped(

@@ -86,9 +86,7 @@ def _listened_to() -> bool:
     return bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls)
 
 
-def _remember(
-    key: tuple[object, ...], kernel: Any, compiled: Any, arguments: int, constants: dict[str, Any]
-) -> None:
+def _remember(key: tuple[object, ...], kernel: Any, compiled: Any, arguments: int, constants: dict[str, Any]) -> None:
     """Keep what Triton launched, where it is launched with the parameters in their order and nothing else happens."""
     if not isinstance(compiled, triton.compiler.CompiledKernel):
         return
@@ -103,5 +101,3 @@ def one_or_most(tensors: list[Tensor]) -> tuple[Tensor, ...]:
         raise ValueError(f"{len(tensors)} tensors are more than a launch takes, {MOST_ALIKE}")
     missing = 0 if len(tensors) == 1 else MOST_ALIKE - len(tensors)
     return (*tensors, *tensors[:1] * missing)
-
-

@@ -73,7 +73,7 @@ def row_norms(tensor: Tensor) -> Tensor:
 
 
 def alike_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Norms of the rows of at most `MOST_ALIKE` matrices of one shape, with equal strides; [matrices, rows], float64."""
+    """Norms of rows of at most `MOST_ALIKE` matrices of one shape and with equal strides; [matrices, rows], float64."""
     (count, length), device = tensors[0].shape, tensors[0].device
     found = _pieces(len(tensors) * count, length, device)
     _square(tensors, None, found)
@@ -87,7 +87,7 @@ def alike_norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None = None) -> Tensor:
-    """Rows of `tensor` [n, ...] times their weight [n]; zero where that is zero or it is not kept, whatever they hold."""
+    """Rows of `tensor` [n, ...] times their weight [n]; zero where weight or `keep` [n] is, whatever they hold."""
     return _weight(tensor, weights, weights if keep is None else keep, multiply=True)
 
 

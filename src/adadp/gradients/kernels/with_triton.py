@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "alike_halves", "alike_norms", "convolution_bounds", "convolution_clamped", "convolution_norms", "dense_clamped",
-    "dense_norms", "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept", "outer_clamped", "products_clamped",
-    "products_norms", "row_norms", "weighted",
+    "dense_norms", "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept", "outer_clamped",
+    "products_clamped", "products_norms", "row_norms", "weighted",
 ]  # fmt: skip
 
 
