@@ -373,6 +373,41 @@ def test_convolution_of_what_is_not_finite_or_contiguous() -> None:
     assert not kernels.convolution_norms(outputs, inputs, way).isfinite().any()
 
 
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((3, 12, 5, 7), 4), ((2, 6, 40), 1), ((2, 5), 5), ((1, 3, 1), 1), ((0, 4, 3), 2), ((2, 2, 1100), 2)],
+)
+def test_group_norm_sums(shape: tuple[int, ...], groups: int) -> None:
+    inputs, outputs = 3 + drawn(*shape), drawn(*shape, seed=1)
+    found = kernels.group_norm_sums(outputs, inputs, groups, 1e-5)
+    exact = reference.group_norm_sums(outputs.double(), inputs.double(), groups, 1e-5)
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("planned", [None, 1, 300])
+@pytest.mark.parametrize("shape", [(3, 40, 24), (1, 1, 5), (2, 7, 1), (0, 3, 4), (2, 0, 4), (2, 3, 1300)])
+def test_layer_norm_sums(shape: tuple[int, int, int], planned: int | None) -> None:
+    inputs, outputs = 3 + drawn(*shape), drawn(*shape, seed=1)
+    found = kernels.layer_norm_sums(outputs, inputs, 1e-5, planned)
+    exact = reference.layer_norm_sums(outputs.double(), inputs.double(), 1e-5)
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_group_norm_of_what_is_not_finite() -> None:
+    inputs, outputs = drawn(5, 4, 9), drawn(5, 4, 9, seed=1)
+    inputs[1, 0, 0], inputs[2, 2, 1], outputs[3, 1, 1] = math.nan, math.inf, math.nan
+    weight, bias = kernels.group_norm_sums(outputs, inputs, 2, 1e-5)
+    assert weight.isfinite().all(1).tolist() == [True, False, False, False, True]
+    assert bias.isfinite().all(1).tolist() == [True, True, True, False, True]
+    weight, bias = kernels.layer_norm_sums(outputs, inputs, 1e-5)
+    assert weight.isfinite().all(1).tolist() == [True, False, False, False, True]
+    assert bias.isfinite().all(1).tolist() == [True, True, True, False, True]
+
+
 def shared_by(monkeypatch: pytest.MonkeyPatch, kernel: ModuleType, each: int) -> None:
     """As many programs for a tile as there are times `each` examples."""
     monkeypatch.setattr(kernel, "programs_per_tile", lambda tiles, n, *rest, **memory: (-(-n // each), each))

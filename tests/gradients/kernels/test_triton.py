@@ -40,13 +40,13 @@ def compiled(function: Any, known: dict[str, Any], ones: bool, **pointing: objec
     from triton.compiler import ASTSource
 
     pointers = {
-        "outputs", "inputs", "bound", "matrix", "sums", "squares", "found",
+        "outputs", "inputs", "parts", "bound", "matrix", "sums", "squares", "found",
         "values", "factor", "total", "result", "weights", "tensors", "norms", "unit",
         "output_unit", "input_unit", "output_norms", "input_norms", "keep", "bounds", "largest",
     }  # fmt: skip
     free = [name for name in function.arg_names if name not in known]
     if ones:
-        others = pointers | {"examples", "each", "splits", "count", "scale", "rounding", "least"}
+        others = pointers | {"examples", "each", "splits", "count", "scale", "rounding", "least", "apart", "eps"}
         known = known | {name: 1 for name in free if name not in others}
     types: dict[str, object] = {name: "*fp32" if name in pointers else "i32" for name in free}
     types |= {"found": "*fp64"} | pointing
@@ -60,6 +60,7 @@ def test_the_compiler_takes_every_kind(ones: bool) -> None:
     from adadp.gradients.kernels import (
         triton_bounds,
         triton_half_precision,
+        triton_normalized,
         triton_outer,
         triton_products,
         triton_rows,
@@ -83,6 +84,8 @@ def test_the_compiler_takes_every_kind(ones: bool) -> None:
         known = {"MORE": 2.0**-16, "MOST": 1e32, "SCALED": flag, "UNITS": flag, "TILES": 16}
         found = "*fp32" if flag else "*fp64"
         compiled(triton_bounds._bound, known, ones, **lengths, found=found, rounding="fp32", least="fp32")
+    compiled(triton_normalized._group_norm, {"CHANNELS": 4, "PLACES": 64}, ones, eps="fp32")
+    compiled(triton_normalized._layer_norm, {"TOKENS": 2, "SIZE": 512}, ones, eps="fp32")
     compiled(triton_rows._root, {"ROWS": 4, "PIECES": 16}, ones, result="*fp64")
     for flag in (False, True):
         some = {"tensors": ("*fp32",) * (16 if flag else 1)}

@@ -13,6 +13,8 @@
 | `convolution_bounds`                              | upper bounds on such norms, with the rounding of sums          |
 | `dense_clamped(gradients, bound, moments)`,       | the same for gradients [n, ...] that are stored                |
 | `dense_norms(gradients, scale)`                   |                                                                |
+| `group_norm_sums(outputs, inputs, groups, eps)`   | gradients of a group normalisation's weight and bias           |
+| `layer_norm_sums(outputs, inputs, eps, planned)`  | the same of a layer normalisation                              |
 | `row_norms(tensor)`                               | the norm of each row of a matrix; float64                      |
 | `alike_norms`, `alike_halves`                     | the same for several tensors of one shape and set of strides   |
 | `weighted(tensor, weights, keep)`                 | rows times their weight; zero where that is, even of NaN       |

@@ -197,6 +197,26 @@ def kept(tensor: Tensor, keep: Tensor) -> Tensor:
     return torch.where(spread != 0, tensor, 0.0)
 
 
+def group_norm_sums(outputs: Tensor, inputs: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Each example's gradients of a group normalisation's weight and bias, [n, channels], from [n, channels, ...].
+
+    They are the sums over places of output gradients times normalised inputs, and of output gradients.
+    """
+    products = outputs * torch.nn.functional.group_norm(inputs, groups, eps=eps)
+    if inputs.ndim == 2:
+        return products, outputs
+    return products.flatten(2).sum(2), outputs.flatten(2).sum(2)
+
+
+def layer_norm_sums(outputs: Tensor, inputs: Tensor, eps: float, planned: Plan = None) -> tuple[Tensor, Tensor]:
+    """Each example's gradients of a layer normalisation's weight and bias, [n, d], from tensors [n, T, d].
+
+    They are the sums over tokens of output gradients times normalised inputs, and of output gradients.
+    """
+    normalised = torch.nn.functional.layer_norm(inputs, inputs.shape[2:], eps=eps)
+    return (outputs * normalised).sum(1), outputs.sum(1)
+
+
 def convolution_clamped(
     outputs: Tensor, inputs: Tensor, geometry: Geometry, bound: Tensor, moments: bool = False, planned: Plan = None
 ) -> Sums:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED
 from adadp.gradients.kernels.triton_launch import launch
+from adadp.gradients.kernels.triton_splits import next_power_of_2
 
 
 def bounds(
@@ -35,7 +36,7 @@ def bounds(
             found, found if largest is None else largest, one, other, left, right, result,
             rounding * far * (1 + 2.0**-22), CANCELLED * far, found.shape[1],
             MORE=more, MOST=MOST_WEIGHTED, UNITS=units is not None, SCALED=largest is not None,
-            TILES=min(1024, triton.next_power_of_2(found.shape[1])), num_warps=1,
+            TILES=min(1024, next_power_of_2(found.shape[1])), num_warps=1,
         )  # fmt: skip
     return result
 

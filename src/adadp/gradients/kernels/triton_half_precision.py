@@ -21,7 +21,7 @@ from adadp.gradients.kernels.reference import Float16Factor, Plan, Sums
 from adadp.gradients.kernels.triton_bounds import bounds
 from adadp.gradients.kernels.triton_launch import launch, one_or_most
 from adadp.gradients.kernels.triton_rows import chosen
-from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
+from adadp.gradients.kernels.triton_splits import cdiv, next_power_of_2, programs_per_tile, whole
 
 TOKENS = 32  # every example has a multiple of these, the others being zero
 SIDE = 128  # the largest side of a tile
@@ -43,13 +43,13 @@ CLAMPED = TokenBlocks(32, 8, 4)
 @cache
 def side(length: int) -> int:
     """Of a tile, along a side of the matrix of `length`."""
-    return int(min(SIDE, max(16, triton.next_power_of_2(length))))
+    return int(min(SIDE, max(16, next_power_of_2(length))))
 
 
 @cache
 def padded(length: int) -> int:
     """`length` up to whole tiles."""
-    return int(triton.cdiv(length, side(length)) * side(length))
+    return int(cdiv(length, side(length)) * side(length))
 
 
 def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor:
@@ -63,7 +63,7 @@ def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor
 def alike_halves(tensors: Sequence[Tensor], norms: Tensor, planned: Plan = None) -> Float16Factor:
     """Of tensors that are alike (see `alike_norms`), whose examples follow each other in `norms`."""
     count, tokens, size = tensors[0].shape
-    height, width = triton.cdiv(tokens, TOKENS) * TOKENS, padded(size)
+    height, width = cdiv(tokens, TOKENS) * TOKENS, padded(size)
     values = torch.empty(len(norms), height, width, dtype=torch.float16, device=norms.device)
     unit = torch.empty(len(norms), dtype=torch.float32, device=norms.device)
     if values.numel():
@@ -135,7 +135,7 @@ def halves_sum(outputs: Float16Factor, inputs: Float16Factor, weights: Tensor, k
     _launch(outputs, inputs, MEASURED, shared, sums, weights, kept, sums, sums, sums,
             KIND="sum", KEPT=keep is not None)  # fmt: skip
     several = outputs.parameters
-    return whole(sums) if several == 1 else whole(sums.unflatten(0, (several, -1)).transpose(0, 1))
+    return whole(sums) if several == 1 else whole(sums.view(several, -1, *sums.shape[1:]).transpose(0, 1))
 
 
 def halves_clamped(

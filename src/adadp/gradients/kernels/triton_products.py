@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adadp.gradients.kernels.reference import Plan, Sums
 from adadp.gradients.kernels.triton_launch import launch
-from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
+from adadp.gradients.kernels.triton_splits import cdiv, next_power_of_2, programs_per_tile, whole
 
 if TYPE_CHECKING:
     from adadp.gradients.layers.convolution import Geometry
@@ -82,8 +82,8 @@ def product_blocks(rows: int, columns: int, precision: str) -> TileBlocks:
     8 warps and 4 stages of loads, as a convolution of small images waits for memory more than for arithmetic.
     """
     matrix = precision != "ieee" and rows > 32
-    height = min(128 if precision != "ieee" else 64, max(16, triton.next_power_of_2(rows)))
-    width = min(64 if matrix or precision == "ieee" else 128, max(16, triton.next_power_of_2(columns)))
+    height = min(128 if precision != "ieee" else 64, max(16, next_power_of_2(rows)))
+    width = min(64 if matrix or precision == "ieee" else 128, max(16, next_power_of_2(columns)))
     if matrix and height * width >= 64 * 64:
         return TileBlocks(height, width, 32, 8, 4)
     return TileBlocks(height, width, 16 if precision == "ieee" else 32, 4, 3)
@@ -121,7 +121,7 @@ def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: Tile
 
 
 def _tiles(operands: Operands, blocks: TileBlocks) -> int:
-    down, across = triton.cdiv(operands.rows, blocks.rows), triton.cdiv(operands.columns, blocks.columns)
+    down, across = cdiv(operands.rows, blocks.rows), cdiv(operands.columns, blocks.columns)
     return int(operands.groups * down * across)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adadp.gradients.kernels.reference import Sums
 from adadp.gradients.kernels.triton_launch import launch, one_or_most
-from adadp.gradients.kernels.triton_splits import whole
+from adadp.gradients.kernels.triton_splits import cdiv, next_power_of_2, whole
 
 TILE = 4096  # entries that a program of four warps reads at once
 CLAMPED_TILE = 1024  # entries whose sums, squares and bounds a program keeps
@@ -80,9 +80,9 @@ def alike_norms(tensors: Sequence[Tensor]) -> Tensor:
     norms = torch.empty(len(tensors), count, dtype=torch.float64, device=device)
     rows, pieces = found.shape
     if rows:
-        wide = min(1024, triton.next_power_of_2(max(1, pieces)))
-        height = min(1024 // wide, triton.next_power_of_2(rows))
-        launch(_root, triton.cdiv(rows, height), found, norms, rows, pieces, ROWS=height, PIECES=wide, num_warps=1)
+        wide = min(1024, next_power_of_2(max(1, pieces)))
+        height = min(1024 // wide, next_power_of_2(rows))
+        launch(_root, cdiv(rows, height), found, norms, rows, pieces, ROWS=height, PIECES=wide, num_warps=1)
     return norms
 
 
@@ -133,7 +133,7 @@ def _aligned(*sizes: int) -> int:
 
 def _pieces(count: int, length: int, device: torch.device) -> Tensor:
     """Room for the sum of squares of each tile of each row."""
-    return torch.empty(count, triton.cdiv(length, TILE), dtype=torch.float64, device=device)
+    return torch.empty(count, cdiv(length, TILE), dtype=torch.float64, device=device)
 
 
 def _total(pieces: Tensor) -> Tensor:
@@ -147,12 +147,12 @@ def _square(tensors: Sequence[Tensor], scale: Tensor | None, found: Tensor) -> N
     count, length = rows.shape
     if count * length == 0:
         return
-    columns = min(TILE, triton.next_power_of_2(length))
-    height = min(TILE // columns, triton.next_power_of_2(count))
+    columns = min(TILE, next_power_of_2(length))
+    height = min(TILE // columns, next_power_of_2(count))
     aligned = _aligned(length, rows.stride(0))
     factor = rows if scale is None else scale.contiguous()
     launch(
-        _squares, len(matrices) * triton.cdiv(count, height) * found.shape[1],
+        _squares, len(matrices) * cdiv(count, height) * found.shape[1],
         one_or_most(matrices), factor, found, count, length // aligned, rows.stride(0) // aligned,
         ALIGNED=aligned, SCALED=scale is not None, ROWS=height, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
@@ -213,7 +213,7 @@ class _Sums:
 
     def __init__(self, bound: Tensor, most: int, moments: bool) -> None:
         self.bound = bound.contiguous()
-        tiles = triton.cdiv(bound.numel(), CLAMPED_TILE)
+        tiles = cdiv(bound.numel(), CLAMPED_TILE)
         cuda = bound.device.type == "cuda"
         units = torch.cuda.get_device_properties(bound.device).multi_processor_count if cuda else 132
         wanted = max(1, PROGRAMS * units // max(1, tiles))
@@ -228,9 +228,9 @@ class _Sums:
             return
         aligned = _aligned(length, rows.stride(0))
         launch(
-            _clamp, triton.cdiv(length, CLAMPED_TILE) * self.splits,
+            _clamp, cdiv(length, CLAMPED_TILE) * self.splits,
             rows, self.bound, self.total, self.total if self.squares is None else self.squares,
-            count, triton.cdiv(count, self.splits), length // aligned, rows.stride(0) // aligned,
+            count, cdiv(count, self.splits), length // aligned, rows.stride(0) // aligned,
             ALIGNED=aligned, EXAMPLES=UNROLLED, MOMENTS=self.squares is not None, ENTRIES=CLAMPED_TILE, num_warps=4,
         )  # fmt: skip
 
@@ -274,11 +274,11 @@ def _weight(tensor: Tensor, weights: Tensor, keep: Tensor, multiply: bool) -> Te
     result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     if result.numel() == 0:
         return result
-    columns = min(TILE, triton.next_power_of_2(length))
-    height = min(TILE // columns, triton.next_power_of_2(count))
+    columns = min(TILE, next_power_of_2(length))
+    height = min(TILE // columns, next_power_of_2(count))
     aligned = _aligned(length, rows.stride(0))
     launch(
-        _weigh, triton.cdiv(count, height) * triton.cdiv(length, columns),
+        _weigh, cdiv(count, height) * cdiv(length, columns),
         rows, weights.contiguous(), keep.contiguous(), result, count, length // aligned, rows.stride(0) // aligned,
         ALIGNED=aligned, MULTIPLY=multiply, ROWS=height, COLUMNS=columns, num_warps=4,
     )  # fmt: skip

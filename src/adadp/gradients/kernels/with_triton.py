@@ -22,6 +22,7 @@ from adadp.gradients.kernels.triton_half_precision import (
     halves_clamped,
     halves_sum,
 )
+from adadp.gradients.kernels.triton_normalized import group_norm_sums, layer_norm_sums
 from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
 from adadp.gradients.kernels.triton_rows import alike_norms, kept, row_norms, weighted
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "alike_halves", "alike_norms", "convolution_bounds", "convolution_clamped", "convolution_norms", "dense_clamped",
-    "dense_norms", "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept", "outer_clamped",
-    "products_clamped", "products_norms", "row_norms", "weighted",
+    "dense_norms", "group_norm_sums", "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept",
+    "layer_norm_sums", "outer_clamped", "products_clamped", "products_norms", "row_norms", "weighted",
 ]  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.kernels import kernel
 from adadp.gradients.layers.layer import Layer, LayerCall, batch_first, supports
 from adadp.gradients.rounding import accumulation_dtype
 
@@ -43,6 +45,12 @@ class _Affine(Layer):
         """The sum over everything that shares an entry of the weight, within each example."""
 
 
+def _named(call: LayerCall, sums: tuple[Tensor, Tensor], shape: Sequence[int]) -> dict[str, PerExample]:
+    """The gradients of a weight and a bias of this shape, those of them that are wanted."""
+    named = zip(("weight", "bias"), sums, strict=True)
+    return {own: Dense(total.view(-1, *shape), planned=call.planned) for own, total in named if own in call.wanted}
+
+
 class _OverLastDimensions(_Affine):
     """Each token is normalised over its features; the weight has the features' shape."""
 
@@ -60,6 +68,21 @@ class _OverLastDimensions(_Affine):
 @supports(nn.LayerNorm)
 class LayerNorm(_OverLastDimensions):
     """Mean and variance of a token's features."""
+
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        module = call.module
+        assert isinstance(module, nn.LayerNorm)
+        outputs = call.gradients[0].to(accumulation_dtype(call.gradients[0].dtype))
+        inputs = call.saved[0].to(outputs.dtype).expand_as(outputs)
+        features = len(module.normalized_shape)
+
+        def by_token(tensor: Tensor) -> Tensor:
+            """As [n, T, entries]."""
+            tensor = batch_first(tensor, call.context, features + 2)
+            return tensor.reshape(len(tensor), math.prod(tensor.shape[1:-features]), math.prod(module.normalized_shape))
+
+        sums = kernel("layer_norm_sums", outputs)(by_token(outputs), by_token(inputs), module.eps, call.planned)
+        return _named(call, sums, module.normalized_shape)
 
     def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
         assert isinstance(module, nn.LayerNorm)
@@ -85,6 +108,14 @@ class _OverPlaces(_Affine):
 @supports(nn.GroupNorm)
 class GroupNorm(_OverPlaces):
     """Mean and variance of a group of channels."""
+
+    def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
+        module = call.module
+        assert isinstance(module, nn.GroupNorm)
+        outputs = call.gradients[0].to(accumulation_dtype(call.gradients[0].dtype))
+        inputs = call.saved[0].to(outputs.dtype)
+        sums = kernel("group_norm_sums", outputs)(outputs, inputs, module.num_groups, module.eps)
+        return _named(call, sums, (module.num_channels,))
 
     def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
         assert isinstance(module, nn.GroupNorm)
