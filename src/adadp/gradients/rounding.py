@@ -6,8 +6,9 @@ The norm that a form reports must bound what it then adds to a sum, in the preci
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch import Tensor
 from adadp.errors import ConfigurationError
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import MOST_ALIKE, MOST_WEIGHTED, Pair, row_norms
+
+_Item = TypeVar("_Item")
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -145,22 +148,30 @@ def norms(tensor: Tensor) -> Tensor:
 
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """`norms` of each. A GPU is launched once for all that are alike: launching takes longer than such a norm."""
-    found: list[Tensor | None] = [None] * len(tensors)
-    alike: dict[object, list[int]] = {}
     matrices = [by_example(tensor) for tensor in tensors]
-    for place, matrix in enumerate(matrices):
-        if matrix.is_cuda and matrix.dtype == torch.float32 and matrix.shape[1]:
-            key = matrix.shape, matrix.stride(), matrix.get_device(), matrix.data_ptr() % 16
-            alike.setdefault(key, []).append(place)
-        else:
-            found[place] = norms(matrix)
-    for places in alike.values():
-        for start in range(0, len(places), MOST_ALIKE):
-            some = places[start : start + MOST_ALIKE]
-            exact: Tensor = kernel("alike_norms", matrices[some[0]])([matrices[place] for place in some])
-            for place, measured in zip(some, (exact * (1 + 2.0**-40)).unbind(), strict=True):
-                found[place] = measured
-    return found  # type: ignore[return-value]
+    fast = [matrix.is_cuda and matrix.dtype == torch.float32 and matrix.shape[1] > 0 for matrix in matrices]
+    found = {place: norms(matrix) for place, matrix in enumerate(matrices) if not fast[place]}
+    for places in alike(
+        (place for place in range(len(matrices)) if fast[place]), lambda place: layout(matrices[place])
+    ):
+        exact: Tensor = kernel("alike_norms", matrices[places[0]])([matrices[place] for place in places])
+        found |= zip(places, (exact * (1 + 2.0**-40)).unbind(), strict=True)
+    return [found[place] for place in range(len(matrices))]
+
+
+def alike(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:
+    """The items in groups of equal keys, each of as many as one kernel works on at most."""
+    groups: dict[Hashable, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return [
+        group[start : start + MOST_ALIKE] for group in groups.values() for start in range(0, len(group), MOST_ALIKE)
+    ]
+
+
+def layout(tensor: Tensor) -> Hashable:
+    """All that a kernel that works on several tensors takes to be the same of all."""
+    return tensor.shape, tensor.stride(), tensor.get_device(), tensor.data_ptr() % 16
 
 
 def _all_within(values: Tensor, least: float) -> bool:

@@ -221,7 +221,7 @@ def test_tiles_of_any_size(blocks: TileBlocks) -> None:
     operands = convolution_operands(outputs, inputs, way)
     expected = reference.convolution_clamped(outputs, inputs, way, bound, True)
     same_sums(clamped(operands, bound, True, "ieee", blocks), expected)
-    same(norms(operands, bound, "ieee", blocks).sum(1), reference.convolution_norms(outputs, inputs, way, bound))
+    same(norms([operands], bound, "ieee", blocks).sum(1), reference.convolution_norms(outputs, inputs, way, bound))
 
 
 def same_halves(found: Float16Factor, expected: Float16Factor, tokens: int) -> None:
@@ -525,3 +525,23 @@ def test_more_entries_than_32_bits_count_go_to_the_reference(monkeypatch: pytest
     assert kernels.dense_norms(torch.randn(3, 4, 5)) == "dense_norms"
     assert kernels.products_norms(outputs, inputs) == "products_norms"
     assert kernels.products_clamped(outputs, inputs, bound) == "products_clamped"
+
+
+@pytest.mark.parametrize("many", [1, 3])
+@pytest.mark.parametrize("name", ["3x3", "uneven", "1d", "no examples", "3d"])
+def test_convolution_bounds(name: str, many: int) -> None:
+    (_, inputs, way), scale = convolution(name), drawn(*CONVOLUTIONS[name][1].weight, seed=2)
+    outputs = [drawn(*convolution(name)[0].shape, seed=seed) for seed in range(many)]
+    inputs = [inputs * (1 + place) for place in range(many)]
+    if outputs[0].numel():
+        inputs[-1][0].flatten()[0], outputs[-1][1] = math.nan, 1e33
+    lengths = [torch.cat([reference.row_norms(t.flatten(1)) for t in factor]) for factor in (outputs, inputs)]
+    for by in (None, scale):
+        found, expected = (
+            version.convolution_bounds(outputs, inputs, way, (lengths[0], lengths[1]), 1e-3, by, 2)
+            for version in (kernels, reference)
+        )
+        assert found.dtype == torch.float64
+        assert found.isfinite().tolist() == expected.isfinite().tolist()
+        assert found.isfinite().tolist()[-2:] == [False, False] or not len(outputs[0])
+        torch.testing.assert_close(found[found.isfinite()], expected[found.isfinite()], rtol=1e-4, atol=0.0)

@@ -148,7 +148,7 @@ def test_bounds_of_convolutions(scaled: bool) -> None:
     scale = drawn(24, 10, 3, 3) if scaled else None
     form = Convolution(inputs, outputs, geometry)
     found = form._measured(scale)
-    expected = reference.convolution_bounds(outputs, inputs, geometry, form.lengths, form._rounding, scale)
+    expected = reference.convolution_bounds([outputs], [inputs], geometry, form.lengths[:2], form._rounding, scale)
     assert found.isfinite().tolist() == expected.isfinite().tolist()
     assert found.isfinite().tolist()[:3] == [True, False, False]
     finite = expected.isfinite()
@@ -166,3 +166,13 @@ def test_weights_and_keep_of_any_dtype() -> None:
             expected = reference.weighted(rows, given, mask)
             torch.testing.assert_close(with_triton.weighted(rows, given, mask), expected, rtol=0.0, atol=0.0)
             torch.testing.assert_close(with_triton.kept(rows, mask), reference.kept(rows, mask), rtol=0.0, atol=0.0)
+
+
+def test_convolutions_that_are_alike() -> None:
+    torch.manual_seed(0)
+    geometry = Geometry(torch.Size((24, 10, 3, 3)), (1, 1), (1, 1), (1, 1), 1)
+    factors = [(drawn(6, 10, 20, 20), drawn(6, 24, 20, 20) * 10.0**layer) for layer in range(18)]
+    factors[1][0][2, 0, 0, 0] = float("nan")
+    group, alone = ([Convolution(*pair, geometry, planned=6) for pair in factors] for _ in range(2))
+    for found, form in zip(together.squared_norms(group), alone, strict=True):
+        torch.testing.assert_close(found, form.squared_norms(), rtol=0.0, atol=0.0, equal_nan=True)

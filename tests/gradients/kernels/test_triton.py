@@ -46,7 +46,19 @@ def compiled(function: Any, known: dict[str, Any], ones: bool, **pointing: objec
     }  # fmt: skip
     free = [name for name in function.arg_names if name not in known]
     if ones:
-        others = pointers | {"examples", "each", "splits", "count", "scale", "rounding", "least", "apart", "eps"}
+        others = pointers | {
+            "several_outputs",
+            "several_inputs",
+            "examples",
+            "each",
+            "splits",
+            "count",
+            "scale",
+            "rounding",
+            "least",
+            "apart",
+            "eps",
+        }
         known = known | {name: 1 for name in free if name not in others}
     types: dict[str, object] = {name: "*fp32" if name in pointers else "i32" for name in free}
     types |= {"found": "*fp64"} | pointing
@@ -72,7 +84,8 @@ def test_the_compiler_takes_every_kind(ones: bool) -> None:
     for pad in (0, 1):
         padding = {"PADDING_Y": pad, "PADDING_X": pad}
         for kind in ({"CLAMPED": True, "MOMENTS": True, "SCALED": False}, {"CLAMPED": False, "SCALED": True}):
-            compiled(triton_products._products, tile | plain | padding | {"MOMENTS": False} | kind, ones)
+            some = dict.fromkeys(("several_outputs", "several_inputs"), ("*fp32",) * (16 if pad else 1))
+            compiled(triton_products._products, tile | plain | padding | {"MOMENTS": False} | kind, ones, **some)
     half = {"ROWS": 128, "COLUMNS": 32, "TOKENS": 32}
     units = {"output_unit": "*fp32", "input_unit": "*fp32"}
     factors = units | {"outputs": "*fp16", "inputs": "*fp16", "found": "*fp32", "keep": "*i1", "scale": "fp32"}

@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -112,6 +112,10 @@ class PerExample(ABC):
         Set by `forms.together`, which takes those of all forms at once, where it comes before.
         """
         return tuple(norms_of(self.factors))
+
+    @classmethod
+    def prepare(cls, forms: Sequence[Self]) -> None:
+        """Do at once what the norms of several forms of this class have in common; each keeps its part."""
 
     @property
     def norm_operands(self) -> Pair | None:

@@ -7,7 +7,7 @@ are computed is chosen from shapes and the planned number of examples alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,12 +20,14 @@ from adadp.gradients.forms.half_precision import HalvedProducts, Halves, may_be_
 from adadp.gradients.forms.per_example import DENSE_BYTES, PerExample, Side, both_moments, moments_room
 from adadp.gradients.forms.scaled import Scaled, ScaledVectors
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import CANCELLED, MOST_ALIKE, MOST_WEIGHTED, Pair, Sums
+from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Pair, Sums
 from adadp.gradients.rounding import (
     accumulation_dtype,
+    alike,
     bounded_factors,
     drop,
     largest_number,
+    layout,
     norms,
     outer_norms,
     squares,
@@ -144,22 +146,15 @@ class Products(PerExample):
         found: HalvedProducts | None = vars(self).get("_halved")
         return found
 
-    @staticmethod
-    def halve(forms: Iterable[PerExample]) -> None:
-        """Cut those that are cut at all and were not yet, together where they are alike."""
-        alike: dict[object, list[Products]] = {}
-        for form in forms:
-            if isinstance(form, Products) and form._way == "half" and form.halved is None:
-                both = form.outputs, form.inputs
-                key = form.planned, *((f.shape, f.stride(), f.get_device(), f.data_ptr() % 16) for f in both)
-                alike.setdefault(key, []).append(form)
-        for many in alike.values():
-            for start in range(0, len(many), MOST_ALIKE):
-                some = many[start : start + MOST_ALIKE]
-                outputs, inputs = [form.outputs for form in some], [form.inputs for form in some]
-                group = Halves(outputs, inputs, [form.lengths for form in some], some[0].planned)
-                for place, form in enumerate(some):
-                    form._halved = HalvedProducts(group, place, form)
+    @classmethod
+    def prepare(cls, forms: Sequence[Products]) -> None:
+        """Cut those that are cut at all and were not yet."""
+        waiting = [form for form in forms if form._way == "half" and form.halved is None]
+        for some in alike(waiting, lambda form: (form.planned, layout(form.outputs), layout(form.inputs))):
+            outputs, inputs = [form.outputs for form in some], [form.inputs for form in some]
+            group = Halves(outputs, inputs, [form.lengths for form in some], some[0].planned)
+            for place, form in enumerate(some):
+                form._halved = HalvedProducts(group, place, form)
 
     @property
     def norm_floor(self) -> Tensor | None:

@@ -22,7 +22,11 @@ def squared_norms(forms: Sequence[PerExample]) -> list[Tensor]:
     lengths = iter(norms_of([factor for form in waiting for factor in form.factors]))
     for form in waiting:
         form.lengths = tuple(next(lengths) for _ in form.factors)
-    Products.halve(forms)
+    kinds: dict[type[PerExample], list[PerExample]] = {}
+    for form in forms:
+        kinds.setdefault(type(form), []).append(form)
+    for kind, some in kinds.items():
+        kind.prepare(some)
     return [form.squared_norms() for form in forms]
 
 

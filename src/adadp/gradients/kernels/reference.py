@@ -233,15 +233,16 @@ def convolution_norms(
 
 
 def convolution_bounds(
-    outputs: Tensor, inputs: Tensor, geometry: Geometry, lengths: tuple[Tensor, Tensor], rounding: float,
-    scale: Tensor | None = None, planned: Plan = None,
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], geometry: Geometry, lengths: tuple[Tensor, Tensor],
+    rounding: float, scale: Tensor | None = None, planned: Plan = None,
 ) -> Tensor:  # fmt: skip
-    """Upper bounds on the squares that `convolution_norms` returns; [n], float64.
+    """Upper bounds on the squares that `convolution_norms` returns; [n], float64; of several, one's after the other's.
 
     Sums may be off by `rounding` times what bounds every partial sum: the product of the factors' norms, `lengths`,
     times the root of the number of places from which an input is seen. Infinite where a factor cannot be weighted.
     """
-    squared = convolution_norms(outputs, inputs, geometry, scale, planned)
+    pairs = zip(outputs, inputs, strict=True)
+    squared = torch.cat([convolution_norms(*pair, geometry, scale, planned) for pair in pairs])
     largest = 1.0 if scale is None else scale.abs().amax().double()
     reach = lengths[0] * lengths[1] * math.sqrt(math.prod(geometry.kernel)) * largest
     bound = torch.maximum(squared.sqrt() * (1 + 2.0**-22) + rounding * reach, CANCELLED * reach)

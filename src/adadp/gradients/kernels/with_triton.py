@@ -7,6 +7,7 @@ product cuts both its factors to ten bits, and is off by at most 2^-9 of what wa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,17 +90,21 @@ def convolution_norms(
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
     if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
         return reference.convolution_norms(outputs, inputs, geometry, scale)
-    return norms(convolution_operands(outputs, inputs, geometry, planned), scale, _convolution_precision()).sum(1)
+    return norms([convolution_operands(outputs, inputs, geometry, planned)], scale, _convolution_precision()).sum(1)
 
 
 def convolution_bounds(
-    outputs: Tensor, inputs: Tensor, geometry: Geometry, lengths: tuple[Tensor, Tensor], rounding: float,
-    scale: Tensor | None = None, planned: Plan = None,
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], geometry: Geometry, lengths: tuple[Tensor, Tensor],
+    rounding: float, scale: Tensor | None = None, planned: Plan = None,
 ) -> Tensor:  # fmt: skip
-    """Upper bounds on the squares that `convolution_norms` returns, with the rounding of sums; [n], float64."""
+    """Upper bounds on the squares that `convolution_norms` returns; [n], float64; of several, one's after the other's.
+
+    At most `MOST_ALIKE` outputs and inputs, each alike in shape. See `reference.convolution_bounds`.
+    """
     if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
         return reference.convolution_bounds(outputs, inputs, geometry, lengths, rounding, scale, planned)
-    found = norms(convolution_operands(outputs, inputs, geometry, planned), scale, _convolution_precision())
+    operands = [convolution_operands(*pair, geometry, planned) for pair in zip(outputs, inputs, strict=True)]
+    found = norms(operands, scale, _convolution_precision())
     largest = None if scale is None else scale.abs().amax()
     return bounds(found, lengths, 2.0**-22, rounding, far=math.sqrt(math.prod(geometry.kernel)), largest=largest)
 

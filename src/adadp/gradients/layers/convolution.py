@@ -23,11 +23,13 @@ from adadp.gradients.layers.layer import Layer, LayerCall, supports
 from adadp.gradients.rounding import (
     TF32,
     accumulation_dtype,
+    alike,
     bounded_factors,
     convolutions_are_cut,
     drop,
     full_precision,
     largest_number,
+    layout,
     squares,
     unit_roundoff,
     weighted,
@@ -124,6 +126,11 @@ class Convolution(PerExample):
         return not self.outputs.is_cuda and self.fits(self.outputs.element_size())
 
     @property
+    def _measured_as_it_is(self) -> bool:
+        """By a kernel, without a copy of its factors."""
+        return self.outputs.is_cuda and self.outputs.is_contiguous() and self.inputs.is_contiguous()
+
+    @property
     def norm_floor(self) -> Tensor:
         return CANCELLED * self._reach
 
@@ -143,10 +150,28 @@ class Convolution(PerExample):
 
     def _measured(self, scale: Tensor | None) -> Tensor:
         """Squared norms of gradients multiplied elementwise by `scale`, by a kernel that does not keep them; [n]."""
+        lengths = self.lengths[0], self.lengths[1]
+        return self._bounds([self.outputs], [self.inputs], lengths, scale)
+
+    def _bounds(
+        self, outputs: list[Tensor], inputs: list[Tensor], lengths: tuple[Tensor, Tensor], scale: Tensor | None
+    ) -> Tensor:
+        """The same of several such gradients, whose lengths follow each other; [parameters * n]."""
         squared: Tensor = kernel("convolution_bounds", self.outputs)(
-            self.outputs, self.inputs, self.geometry, self.lengths, self._rounding, scale, self.planned
+            outputs, inputs, self.geometry, lengths, self._rounding, scale, self.planned
         )
         return squared
+
+    @classmethod
+    def prepare(cls, forms: Sequence[Convolution]) -> None:
+        """Measure those that are measured by a kernel and were not yet; others would be copied, several at a time."""
+        waiting = [form for form in forms if form._measured_as_it_is and "_squared_norms" not in vars(form)]
+        for some in alike(waiting, lambda f: (f.geometry, f.planned, layout(f.outputs), layout(f.inputs))):
+            left, right = (torch.cat(lengths) for lengths in zip(*(form.lengths for form in some), strict=True))
+            outputs, inputs = [form.outputs for form in some], [form.inputs for form in some]
+            squared = some[0]._bounds(outputs, inputs, (left, right), None)
+            for form, own in zip(some, squared.view(len(some), -1).unbind(), strict=True):
+                form._squared_norms = own
 
     @property
     def _rounding(self) -> float:
