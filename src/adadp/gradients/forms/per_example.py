@@ -113,7 +113,7 @@ class PerExample(ABC):
         """
         return tuple(norms_of(self.factors))
 
-    @classmethod
+    @classmethod  # noqa: B027 - most have nothing in common
     def prepare(cls, forms: Sequence[Self]) -> None:
         """Do at once what the norms of several forms of this class have in common; each keeps its part."""
 

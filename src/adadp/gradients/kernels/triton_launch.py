@@ -82,8 +82,8 @@ def _described(arguments: tuple[Any, ...]) -> tuple[list[object], list[object]] 
 
 
 def _listened_to() -> bool:
-    hooks = triton.knobs.runtime
-    return bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls)
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
 def _remember(key: tuple[object, ...], kernel: Any, compiled: Any, arguments: int, constants: dict[str, Any]) -> None:
