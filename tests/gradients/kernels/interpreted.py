@@ -373,41 +373,6 @@ def test_convolution_of_what_is_not_finite_or_contiguous() -> None:
     assert not kernels.convolution_norms(outputs, inputs, way).isfinite().any()
 
 
-@pytest.mark.parametrize(
-    ("shape", "groups"),
-    [((3, 12, 5, 7), 4), ((2, 6, 40), 1), ((2, 5), 5), ((1, 3, 1), 1), ((0, 4, 3), 2), ((2, 2, 1100), 2)],
-)
-def test_group_norm_sums(shape: tuple[int, ...], groups: int) -> None:
-    inputs, outputs = 3 + drawn(*shape), drawn(*shape, seed=1)
-    found = kernels.group_norm_sums(outputs, inputs, groups, 1e-5)
-    exact = reference.group_norm_sums(outputs.double(), inputs.double(), groups, 1e-5)
-    for one, other in zip(found, exact, strict=True):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("planned", [None, 1, 300])
-@pytest.mark.parametrize("shape", [(3, 40, 24), (1, 1, 5), (2, 7, 1), (0, 3, 4), (2, 0, 4), (2, 3, 1300)])
-def test_layer_norm_sums(shape: tuple[int, int, int], planned: int | None) -> None:
-    inputs, outputs = 3 + drawn(*shape), drawn(*shape, seed=1)
-    found = kernels.layer_norm_sums(outputs, inputs, 1e-5, planned)
-    exact = reference.layer_norm_sums(outputs.double(), inputs.double(), 1e-5)
-    for one, other in zip(found, exact, strict=True):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
-
-
-def test_group_norm_of_what_is_not_finite() -> None:
-    inputs, outputs = drawn(5, 4, 9), drawn(5, 4, 9, seed=1)
-    inputs[1, 0, 0], inputs[2, 2, 1], outputs[3, 1, 1] = math.nan, math.inf, math.nan
-    weight, bias = kernels.group_norm_sums(outputs, inputs, 2, 1e-5)
-    assert weight.isfinite().all(1).tolist() == [True, False, False, False, True]
-    assert bias.isfinite().all(1).tolist() == [True, True, True, False, True]
-    weight, bias = kernels.layer_norm_sums(outputs, inputs, 1e-5)
-    assert weight.isfinite().all(1).tolist() == [True, False, False, False, True]
-    assert bias.isfinite().all(1).tolist() == [True, True, True, False, True]
-
-
 def shared_by(monkeypatch: pytest.MonkeyPatch, kernel: ModuleType, each: int) -> None:
     """As many programs for a tile as there are times `each` examples."""
     monkeypatch.setattr(kernel, "programs_per_tile", lambda tiles, n, *rest, **memory: (-(-n // each), each))
@@ -525,23 +490,3 @@ def test_more_entries_than_32_bits_count_go_to_the_reference(monkeypatch: pytest
     assert kernels.dense_norms(torch.randn(3, 4, 5)) == "dense_norms"
     assert kernels.products_norms(outputs, inputs) == "products_norms"
     assert kernels.products_clamped(outputs, inputs, bound) == "products_clamped"
-
-
-@pytest.mark.parametrize("many", [1, 3])
-@pytest.mark.parametrize("name", ["3x3", "uneven", "1d", "no examples", "3d"])
-def test_convolution_bounds(name: str, many: int) -> None:
-    (_, inputs, way), scale = convolution(name), drawn(*CONVOLUTIONS[name][1].weight, seed=2)
-    outputs = [drawn(*convolution(name)[0].shape, seed=seed) for seed in range(many)]
-    inputs = [inputs * (1 + place) for place in range(many)]
-    if outputs[0].numel():
-        inputs[-1][0].flatten()[0], outputs[-1][1] = math.nan, 1e33
-    lengths = [torch.cat([reference.row_norms(t.flatten(1)) for t in factor]) for factor in (outputs, inputs)]
-    for by in (None, scale):
-        found, expected = (
-            version.convolution_bounds(outputs, inputs, way, (lengths[0], lengths[1]), 1e-3, by, 2)
-            for version in (kernels, reference)
-        )
-        assert found.dtype == torch.float64
-        assert found.isfinite().tolist() == expected.isfinite().tolist()
-        assert found.isfinite().tolist()[-2:] == [False, False] or not len(outputs[0])
-        torch.testing.assert_close(found[found.isfinite()], expected[found.isfinite()], rtol=1e-4, atol=0.0)
