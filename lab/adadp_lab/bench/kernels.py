@@ -341,7 +341,7 @@ def tuned(work: Workload, device: torch.device) -> Iterator[tuple[float, str]]:
                 a, to = (F.pad(inputs, [way.padding[0]] * 4), replace(way, padding=(0, 0))) if padded else (inputs, way)
                 operands = triton_products.convolution_operands(outputs, a, to)
                 if work.function.endswith("norms"):
-                    return triton_products.norms(operands, work.options["scale"], "tf32", blocks)
+                    return triton_products.norms([operands], work.options["scale"], "tf32", blocks)
                 return triton_products.clamped(operands, work.arguments[-1], work.options["moments"], "tf32", blocks)
 
             yield _tried(call, f"{tuple(blocks)}{' padded' if padded else ''}", device)

@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from adadp.gradients.forms import together
 from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.rounding import exact_arithmetic, flattened, keep_mask, outer_norms
@@ -87,13 +88,12 @@ class Gradients:
 
     def norms(self) -> Tensor:
         """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN."""
-        operands = [(form, form.norm_operands) for form in self._others.values()]
+        forms = [*self._others.values(), *([] if self._small is None else [self._small.form])]
+        operands = [(form, form.norm_operands) for form in forms]
         with exact_arithmetic():
-            squared = [form.squared_norms().double() for form, pair in operands if pair is None]
+            squared = together.squared_norms([form for form, pair in operands if pair is None])
             if pairs := [pair for _, pair in operands if pair is not None]:
                 squared.append(outer_norms(pairs)[-1])
-            if self._small is not None:
-                squared.append(self._small.form.squared_norms())
         if not squared:
             return torch.zeros(self.count, dtype=torch.float64, device=self.keep.device)
         total = squared[0] if len(squared) == 1 else torch.stack(squared).sum(0)
@@ -103,7 +103,7 @@ class Gradients:
         """`sum_n weights[n] * g_n` of every parameter. Examples of weight 0 add nothing, whatever they hold."""
         scaled, keep = weights * self.scale, keep_mask(weights)
         with exact_arithmetic():
-            sums = {name: form.weighted_sum(scaled, keep) for name, form in self._others.items()}
+            sums = together.weighted_sums(self._others, scaled, keep)
             if self._small is not None:
                 sums |= self._small.split(self._small.form.weighted_sum(scaled, keep))
         return sums

@@ -6,15 +6,18 @@ The norm that a form reports must bound what it then adds to a sum, in the preci
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.kernels import kernel
-from adadp.gradients.kernels.reference import MOST_WEIGHTED, Pair, row_norms
+from adadp.gradients.kernels.reference import MOST_ALIKE, MOST_WEIGHTED, Pair, row_norms
+
+_Item = TypeVar("_Item")
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -91,7 +94,7 @@ def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
     if keep is None:
         return tensor
     if tensor.is_cuda:
-        made: Tensor = kernel("kept", tensor)(tensor, keep.to(tensor.dtype))
+        made: Tensor = kernel("kept", tensor)(tensor, keep)
         return made
     return torch.where(keep.view(-1, *[1] * (tensor.ndim - 1)), tensor, 0.0)
 
@@ -99,8 +102,7 @@ def drop(tensor: Tensor, keep: Tensor | None) -> Tensor:
 def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None) -> Tensor:
     """Examples times their weights [n]; those that are not kept are exactly zero, as with `drop`."""
     if tensor.is_cuda:
-        weights = weights if keep is None else torch.where(keep, weights, 0.0)
-        made: Tensor = kernel("weighted", tensor)(tensor, weights.to(tensor.dtype))
+        made: Tensor = kernel("weighted", tensor)(tensor, weights, keep)
         return made
     return drop(tensor, keep) * weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
 
@@ -119,7 +121,7 @@ def norms(tensor: Tensor) -> Tensor:
     (an input of 1e-25 may well meet an output gradient of 1e25) are computed again in float64. Only those: if all
     were, one example would change the last digits of every other's norm, which adds up over a lot.
     """
-    flat = flattened(tensor)
+    flat = by_example(tensor)
     length = flat.shape[1]
     if length == 0:
         return flat.new_zeros(len(flat), dtype=torch.float64)
@@ -144,6 +146,34 @@ def norms(tensor: Tensor) -> Tensor:
     return measured * (1 + _BLOCK * 2.0**-25 + 1e-7)
 
 
+def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`norms` of each. A GPU is launched once for all that are alike: launching takes longer than such a norm."""
+    matrices = [by_example(tensor) for tensor in tensors]
+    fast = [matrix.is_cuda and matrix.dtype == torch.float32 and matrix.shape[1] > 0 for matrix in matrices]
+    found = {place: norms(matrix) for place, matrix in enumerate(matrices) if not fast[place]}
+    for places in alike(
+        (place for place in range(len(matrices)) if fast[place]), lambda place: layout(matrices[place])
+    ):
+        exact: Tensor = kernel("alike_norms", matrices[places[0]])([matrices[place] for place in places])
+        found |= zip(places, (exact * (1 + 2.0**-40)).unbind(), strict=True)
+    return [found[place] for place in range(len(matrices))]
+
+
+def alike(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:
+    """The items in groups of equal keys, each of as many as one kernel works on at most."""
+    groups: dict[Hashable, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return [
+        group[start : start + MOST_ALIKE] for group in groups.values() for start in range(0, len(group), MOST_ALIKE)
+    ]
+
+
+def layout(tensor: Tensor) -> Hashable:
+    """All that a kernel that works on several tensors takes to be the same of all."""
+    return tensor.shape, tensor.stride(), tensor.get_device(), tensor.data_ptr() % 16
+
+
 def _all_within(values: Tensor, least: float) -> bool:
     """Whether all are finite and at least `least`, in one pass (NaN shows in both extremes)."""
     low, high = values.aminmax()
@@ -156,6 +186,13 @@ _BLOCK = 1024
 def flattened(tensor: Tensor) -> Tensor:
     """[n, entries], of a parameter without dimensions too."""
     return tensor.flatten(1) if tensor.ndim > 1 else tensor.unsqueeze(1)
+
+
+def by_example(tensor: Tensor) -> Tensor:
+    """[n, entries], those of an example in any order: as they lie in memory, so that they need not be copied."""
+    if tensor.ndim > 2 and not tensor.is_contiguous():
+        tensor = tensor.permute(0, *sorted(range(1, tensor.ndim), key=tensor.stride, reverse=True))
+    return flattened(tensor)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 from adadp.gradients.forms.factors import Factor
 from adadp.gradients.forms.per_example import PerExample, sum_tensors
 from adadp.gradients.kernels.reference import Pair
-from adadp.gradients.rounding import accumulation_dtype, drop, flattened, norms, squares, unit_roundoff
+from adadp.gradients.rounding import accumulation_dtype, drop, flattened, squares, unit_roundoff
 
 
 class Dense(PerExample):
@@ -33,10 +33,14 @@ class Dense(PerExample):
     def norm_floor(self) -> Tensor | None:
         return self._floor
 
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        return (self.gradients,)
+
     @cached_property
     def norms(self) -> Tensor:
         """Upper bounds on the L2 norms; [n], float64."""
-        measured = norms(self.gradients)
+        (measured,) = self.lengths
         return measured if self._floor is None else torch.maximum(measured, self._floor)
 
     @property

@@ -7,8 +7,9 @@ taken of the same numbers that are then summed: the two differ by the rounding o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,60 +36,89 @@ def may_be_halved(outputs: Tensor, inputs: Tensor) -> bool:
     return small and matmul_precision() != "highest"
 
 
+class Halves:
+    """Both factors of several parameters' products, cut to float16: [parameters * n, T, rows] and columns.
+
+    Args:
+        outputs: b of each parameter, [n, T, rows]; alike in shape, strides and device.
+        inputs: a of each, [n, T, columns]; likewise.
+        lengths: upper bounds on the norms of each example's two factors, each [n], by parameter.
+        planned: see `PerExample`.
+    """
+
+    def __init__(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], lengths: Sequence[Sequence[Tensor]], planned: int
+    ) -> None:
+        self.like = outputs[0].new_empty(0)
+        cut = kernel("alike_halves", self.like)
+        left, right = (torch.cat(norms) for norms in zip(*lengths, strict=True))
+        self.factors: tuple[Float16Factor, Float16Factor] = cut(outputs, left, planned), cut(inputs, right, planned)
+        # Matrix units cut what they add to about the last bit of the largest, sixteen terms at a time; once where norms
+        # are taken and once where sums are. All partial sums are bounded by |a| |b|.
+        self.rounding = (16 + 5 * outputs[0].shape[1]) * 2.0**-24
+        self.count = len(outputs)
+
+    @cached_property
+    def squared_norms(self) -> Sequence[Tensor]:
+        """Upper bounds on the squared norms of each parameter's gradients, each [n] in float64."""
+        bounds: Tensor = kernel("halves_bounds", self.like)(*self.factors, self.rounding, None)
+        return bounds.view(self.count, -1).unbind()
+
+    def weighted_sums(self, weights: Tensor, keep: Tensor | None) -> Sequence[Tensor]:
+        """The weighted sum of each parameter's gradients, each [rows, columns]."""
+        total: Tensor = kernel("halves_sum", self.like)(*self.factors, weights, keep)
+        return total.unbind() if self.count > 1 else [total]
+
+
 class HalvedProducts(Unstored):
     """g_n = sum_t b_nt a_nt^T for factors that were truncated to float16; every result is of these products.
 
     Args:
-        outputs: b, [n, T, rows].
-        inputs: a, [n, T, columns].
-        lengths: upper bounds on the norms of each example's two factors, each [n].
-        shape, planned: see `PerExample`.
+        group: the factors of this parameter and others, with which norms and sums are computed.
+        place: which of the group this is.
+        like: the form whose factors they were.
     """
 
-    def __init__(
-        self, outputs: Tensor, inputs: Tensor, lengths: tuple[Tensor, Tensor], shape: Sequence[int], planned: int
-    ) -> None:
-        super().__init__(len(outputs), shape, planned)
-        self._like = outputs.new_empty(0)
-        cut = kernel("halves", outputs)
-        self._factors: tuple[Float16Factor, Float16Factor] = (
-            cut(outputs, lengths[0], planned),
-            cut(inputs, lengths[1], planned),
-        )
-        # Matrix units cut what they add to about the last bit of the largest, sixteen terms at a time; once where norms
-        # are taken and once where sums are. All partial sums are bounded by |a| |b|.
-        self._rounding = (16 + 5 * outputs.shape[1]) * 2.0**-24
-
-    def _bounds(self, scale: Tensor | None) -> Tensor:
-        """Upper bounds on the squared norms of g_n times `scale` [rows, columns] elementwise; [n], float64."""
-        bounds: Tensor = kernel("halves_bounds", self._like)(*self._factors, self._rounding, scale)
-        return bounds
+    def __init__(self, group: Halves, place: int, like: PerExample) -> None:
+        super().__init__(like.count, like.shape, like.planned)
+        self.group, self.place = group, place
 
     @cached_property
-    def _squared_norms(self) -> Tensor:
-        return self._bounds(None)
+    def _factors(self) -> tuple[Float16Factor, Float16Factor]:
+        outputs, inputs = self.group.factors
+        return outputs.of(self.place), inputs.of(self.place)
+
+    def _kernel(self, name: str) -> Callable[..., Any]:
+        return kernel(name, self.group.like)
 
     def squared_norms(self) -> Tensor:
-        return self._squared_norms
+        return self.group.squared_norms[self.place]
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
-        total: Tensor = kernel("halves_sum", self._like)(*self._factors, weights, keep)
+        total: Tensor = self._kernel("halves_sum")(*self._factors, weights, keep)
         return total.view(self.shape)
 
     def dense(self, examples: slice) -> Tensor:
         return halves_dense(*self._factors, examples).view(-1, *self.shape)
 
     def scaled(self, scale: Tensor) -> PerExample:
-        factor = scale.to(self._like.dtype)
-        return Scaled(self, factor, lambda: self._bounds(factor.reshape(self.matrix)), self.weighted_sum)
+        factor = scale.to(self.group.like.dtype)
+
+        def measure() -> Tensor:
+            bounds: Tensor = self._kernel("halves_bounds")(
+                *self._factors, self.group.rounding, factor.reshape(self.matrix)
+            )
+            return bounds
+
+        return Scaled(self, factor, measure, self.weighted_sum)
 
     def _clamped_sums(self, bound: Tensor, scale: float, keep: Tensor, moments: bool) -> Sums:
-        limit = bound.reshape(self.matrix).to(self._like.dtype)
-        total, squares = kernel("halves_clamped", self._like)(*self._factors, scale, keep, limit, moments)
+        limit = bound.reshape(self.matrix).to(self.group.like.dtype)
+        total, squares = self._kernel("halves_clamped")(*self._factors, scale, keep, limit, moments)
         return total.view(self.shape), None if squares is None else squares.view(self.shape)
 
     def _square_sum(self, keep: Tensor) -> Tensor:
         # Clamped to nothing: it is the same pass.
-        _, squares = self._clamped_sums(self._like.new_zeros(self.shape), 1.0, keep, moments=True)
+        _, squares = self._clamped_sums(self.group.like.new_zeros(self.shape), 1.0, keep, moments=True)
         assert squares is not None
         return squares

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
-from typing import Literal
+from functools import cached_property, reduce
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from adadp.gradients.forms.factors import Factor
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import Pair, Sums
-from adadp.gradients.rounding import drop, flattened
+from adadp.gradients.rounding import drop, flattened, norms_of
 
 # A dense form holds one gradient per example. Below this size it is kept after its norm was taken, since a second
 # product costs more than the memory; above it, the work is done in chunks of examples of this size.
@@ -99,6 +99,23 @@ class PerExample(ABC):
         """Gradients L g R of the parameter seen as a matrix (first dimension by the rest)."""
 
     # ---- what a form may know better ----------------------------------------------------------------------------
+
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        """The tensors [n, ...] from whose `lengths` this form computes its norms."""
+        return ()
+
+    @cached_property
+    def lengths(self) -> tuple[Tensor, ...]:
+        """Upper bounds on the norms of each example's part of `factors`, each [n] in float64.
+
+        Set by `forms.together`, which takes those of all forms at once, where it comes before.
+        """
+        return tuple(norms_of(self.factors))
+
+    @classmethod  # noqa: B027 - most have nothing in common
+    def prepare(cls, forms: Sequence[Self]) -> None:
+        """Do at once what the norms of several forms of this class have in common; each keeps its part."""
 
     @property
     def norm_operands(self) -> Pair | None:

@@ -16,16 +16,18 @@ from torch import Tensor
 
 from adadp.gradients.forms.dense import MOST_AMPLIFIED, Dense, Sandwiched, amplification, stored_or_recomputed
 from adadp.gradients.forms.factors import Factor, last_bit
-from adadp.gradients.forms.half_precision import HalvedProducts, may_be_halved
+from adadp.gradients.forms.half_precision import HalvedProducts, Halves, may_be_halved
 from adadp.gradients.forms.per_example import DENSE_BYTES, PerExample, Side, both_moments, moments_room
 from adadp.gradients.forms.scaled import Scaled, ScaledVectors
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Pair, Sums
 from adadp.gradients.rounding import (
     accumulation_dtype,
+    alike,
     bounded_factors,
     drop,
     largest_number,
+    layout,
     norms,
     outer_norms,
     squares,
@@ -123,6 +125,10 @@ class Products(PerExample):
             ways["stored"] = product + cost.stored * entries
         return min(ways, key=lambda way: ways[way])
 
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        return (self.outputs, self.inputs) if self._way in ("half", "vectors") else ()
+
     @cached_property
     def _stored(self) -> Dense:
         return Dense(self.dense(slice(0, self.count)), planned=self.planned)
@@ -132,7 +138,23 @@ class Products(PerExample):
         return self._cut()
 
     def _cut(self) -> HalvedProducts:
-        return HalvedProducts(self.outputs, self.inputs, self._whole_lengths, self.shape, self.planned)
+        return HalvedProducts(Halves([self.outputs], [self.inputs], [self.lengths], self.planned), 0, self)
+
+    @property
+    def halved(self) -> HalvedProducts | None:
+        """These products cut to half precision, if that was done already."""
+        found: HalvedProducts | None = vars(self).get("_halved")
+        return found
+
+    @classmethod
+    def prepare(cls, forms: Sequence[Products]) -> None:
+        """Cut those that are cut at all and were not yet."""
+        waiting = [form for form in forms if form._way == "half" and form.halved is None]
+        for some in alike(waiting, lambda form: (form.planned, layout(form.outputs), layout(form.inputs))):
+            outputs, inputs = [form.outputs for form in some], [form.inputs for form in some]
+            group = Halves(outputs, inputs, [form.lengths for form in some], some[0].planned)
+            for place, form in enumerate(some):
+                form._halved = HalvedProducts(group, place, form)
 
     @property
     def norm_floor(self) -> Tensor | None:
@@ -163,7 +185,7 @@ class Products(PerExample):
         if operands is not None:
             inputs, outputs, squared, _ = outer_norms([operands]).unbind()
             return outputs, inputs, squared
-        outputs, inputs = norms(self.outputs), norms(self.inputs)
+        outputs, inputs = self.lengths
         squared = (outputs * inputs * (1 + 4 * unit_roundoff(self.outputs))).square()
         return outputs, inputs, bounded_factors(squared, torch.maximum(outputs, inputs))
 
@@ -182,11 +204,6 @@ class Products(PerExample):
         """The norms of each token's input and output gradient, each of shape [n, T]."""
         shape = (self.count, self.tokens)
         return norms(self.inputs.flatten(0, 1)).view(shape), norms(self.outputs.flatten(0, 1)).view(shape)
-
-    @cached_property
-    def _whole_lengths(self) -> tuple[Tensor, Tensor]:
-        """The norms of all of an example's output gradients and of all of its inputs, each of shape [n]."""
-        return norms(self.outputs), norms(self.inputs)
 
     @cached_property
     def reach(self) -> Tensor:
@@ -404,7 +421,7 @@ class Products(PerExample):
         if self.tokens == 1:
             return self.squared_norms().sqrt() < largest_number(self.outputs)
         if self._halves:
-            outputs, inputs = self._whole_lengths
+            outputs, inputs = self.lengths
             weighable = torch.maximum(outputs, inputs) < MOST_WEIGHTED
             return weighable & (outputs * inputs < largest_number(self.outputs))
         return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
@@ -419,6 +436,10 @@ class Bias(Dense):
     def __init__(self, weight: Products) -> None:
         super().__init__(weight.outputs[:, 0], planned=weight.planned)
         self._weight = weight
+
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        return ()
 
     @cached_property
     def norms(self) -> Tensor:

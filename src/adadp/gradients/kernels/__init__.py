@@ -10,11 +10,15 @@
 | `halves(tensor, norms)`                           | a sequence's factor in float16, with a power of two by example |
 | `halves_bounds`, `halves_sum`, `halves_clamped`   | bounds on norms, weighted and clamped sums of their products   |
 | `convolution_clamped`, `convolution_norms`        | the first two for a convolution's weight                       |
+| `convolution_bounds`                              | upper bounds on such norms, with the rounding of sums          |
 | `dense_clamped(gradients, bound, moments)`,       | the same for gradients [n, ...] that are stored                |
 | `dense_norms(gradients, scale)`                   |                                                                |
+| `group_norm_sums(outputs, inputs, groups, eps)`   | gradients of a group normalisation's weight and bias           |
+| `layer_norm_sums(outputs, inputs, eps, planned)`  | the same of a layer normalisation                              |
 | `row_norms(tensor)`                               | the norm of each row of a matrix; float64                      |
-| `weighted(tensor, weights)`                       | rows times their weight; zero where that is, even of NaN       |
-| `kept(tensor, weights)`                           | rows as they are where their weight is not zero, zero elsewhere |
+| `alike_norms`, `alike_halves`                     | the same for several tensors of one shape and set of strides   |
+| `weighted(tensor, weights, keep)`                 | rows times their weight; zero where that is, even of NaN       |
+| `kept(tensor, keep)`                              | rows as they are where they are kept, zero elsewhere           |
 
 `planned` is the public number of examples that a GPU shares its sums out for (`forms.per_example.PerExample`); the
 others ignore it.

@@ -21,6 +21,7 @@ MOST_ENTRIES = 2**31 - 2**16  # of one example, which kernels count in 32 bits
 # the full bound, and which changes with the examples that are summed beside it. So no norm is taken below this part of
 # sum_t |a_t| |b_t|. Few gradients that do not cancel are that small.
 CANCELLED = 2.0**-8
+MOST_ALIKE = 16  # tensors that one kernel works on
 MOST_WEIGHTED = 1e32  # the norm of a factor that can still be weighted without overflowing
 
 
@@ -42,6 +43,13 @@ class Float16Factor(NamedTuple):
     norms: Tensor  # [n], float64: of the tensor itself, upper bounds
     size: int
     planned: Plan = None
+    parameters: int = 1  # whose examples these are, one parameter's after the other's
+
+    def of(self, parameter: int) -> Float16Factor:
+        """One parameter's part."""
+        count = len(self.unit) // self.parameters
+        part = slice(parameter * count, (parameter + 1) * count)
+        return Float16Factor(self.values[part], self.unit[part], self.norms[part], self.size, self.planned)
 
 
 def outer_clamped(outputs: Tensor, inputs: Tensor, bound: Tensor, moments: bool = False, planned: Plan = None) -> Sums:
@@ -86,6 +94,11 @@ def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor
     return Float16Factor(values.half(), torch.where(finite, unit, 0.0), norms, tensor.shape[2], planned)
 
 
+def alike_halves(tensors: Sequence[Tensor], norms: Tensor, planned: Plan = None) -> Float16Factor:
+    """Of tensors that are alike (see `alike_norms`), whose examples follow each other in `norms`."""
+    return halves(torch.cat(list(tensors)), norms, planned)._replace(parameters=len(tensors))
+
+
 def halves_bounds(
     outputs: Float16Factor, inputs: Float16Factor, rounding: float, scale: Tensor | None = None
 ) -> Tensor:
@@ -106,7 +119,10 @@ def halves_bounds(
 
 
 def halves_sum(outputs: Float16Factor, inputs: Float16Factor, weights: Tensor, keep: Tensor | None = None) -> Tensor:
-    """`sum_n weights[n] g_n` over the kept examples; [rows, columns]."""
+    """`sum_n weights[n] g_n` over the kept examples; [rows, columns], of several parameters [parameters, ...]."""
+    if outputs.parameters > 1:
+        each = ((outputs.of(parameter), inputs.of(parameter)) for parameter in range(outputs.parameters))
+        return torch.stack([halves_sum(*factors, weights, keep) for factors in each])
     make, factor = _halves_products(outputs, inputs), _halves_weights(outputs, inputs, weights, keep)
     total = torch.zeros(outputs.size, inputs.size, device=factor.device)
     for part in _chunks(len(factor), total.numel(), 4):
@@ -163,16 +179,42 @@ def row_norms(tensor: Tensor) -> Tensor:
     return measured
 
 
-def weighted(tensor: Tensor, weights: Tensor) -> Tensor:
-    """Rows of `tensor` [n, ...] times their weight [n]; zero where that is zero, whatever the row holds."""
+def alike_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Norms of rows of at most `MOST_ALIKE` matrices of one shape and with equal strides; [matrices, rows], float64."""
+    return torch.stack([row_norms(tensor) for tensor in tensors])
+
+
+def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Rows of `tensor` [n, ...] times their weight [n]; zero where weight or `keep` [n] is, whatever they hold."""
+    weights = weights if keep is None else torch.where(keep != 0, weights, 0.0)
     spread = weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
     return torch.where(spread != 0, tensor * spread, 0.0)
 
 
-def kept(tensor: Tensor, weights: Tensor) -> Tensor:
-    """Rows of `tensor` [n, ...] as they are where their weight [n] is not zero; zero elsewhere, whatever they hold."""
-    spread = weights.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
+def kept(tensor: Tensor, keep: Tensor) -> Tensor:
+    """Rows of `tensor` [n, ...] as they are where `keep` [n] is not zero; zero elsewhere, whatever they hold."""
+    spread = keep.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
     return torch.where(spread != 0, tensor, 0.0)
+
+
+def group_norm_sums(outputs: Tensor, inputs: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Each example's gradients of a group normalisation's weight and bias, [n, channels], from [n, channels, ...].
+
+    They are the sums over places of output gradients times normalised inputs, and of output gradients.
+    """
+    products = outputs * torch.nn.functional.group_norm(inputs, groups, eps=eps)
+    if inputs.ndim == 2:
+        return products, outputs
+    return products.flatten(2).sum(2), outputs.flatten(2).sum(2)
+
+
+def layer_norm_sums(outputs: Tensor, inputs: Tensor, eps: float, planned: Plan = None) -> tuple[Tensor, Tensor]:
+    """Each example's gradients of a layer normalisation's weight and bias, [n, d], from tensors [n, T, d].
+
+    They are the sums over tokens of output gradients times normalised inputs, and of output gradients.
+    """
+    normalised = torch.nn.functional.layer_norm(inputs, inputs.shape[2:], eps=eps)
+    return (outputs * normalised).sum(1), outputs.sum(1)
 
 
 def convolution_clamped(
@@ -188,6 +230,23 @@ def convolution_norms(
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
     size = math.prod(geometry.weight)
     return _norms(lambda part: geometry.per_example(inputs[part], outputs[part]), len(outputs), size, scale)
+
+
+def convolution_bounds(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], geometry: Geometry, lengths: tuple[Tensor, Tensor],
+    rounding: float, scale: Tensor | None = None, planned: Plan = None,
+) -> Tensor:  # fmt: skip
+    """Upper bounds on the squares that `convolution_norms` returns; [n], float64; of several, one's after the other's.
+
+    Sums may be off by `rounding` times what bounds every partial sum: the product of the factors' norms, `lengths`,
+    times the root of the number of places from which an input is seen. Infinite where a factor cannot be weighted.
+    """
+    pairs = zip(outputs, inputs, strict=True)
+    squared = torch.cat([convolution_norms(*pair, geometry, scale, planned) for pair in pairs])
+    largest = 1.0 if scale is None else scale.abs().amax().double()
+    reach = lengths[0] * lengths[1] * math.sqrt(math.prod(geometry.kernel)) * largest
+    bound = torch.maximum(squared.sqrt() * (1 + 2.0**-22) + rounding * reach, CANCELLED * reach)
+    return torch.where((lengths[0] < MOST_WEIGHTED) & (lengths[1] < MOST_WEIGHTED), bound.square(), math.inf)
 
 
 def _chunks(count: int, entries: int, element_size: int) -> Iterator[slice]:

@@ -8,16 +8,20 @@ memory, whichever index runs fastest, which they do of 16-bit values alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Float16Factor, Plan, Sums
-from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
+from adadp.gradients.kernels.reference import Float16Factor, Plan, Sums
+from adadp.gradients.kernels.triton_bounds import bounds
+from adadp.gradients.kernels.triton_launch import launch, one_or_most
+from adadp.gradients.kernels.triton_rows import chosen
+from adadp.gradients.kernels.triton_splits import cdiv, next_power_of_2, programs_per_tile, whole
 
 TOKENS = 32  # every example has a multiple of these, the others being zero
 SIDE = 128  # the largest side of a tile
@@ -39,13 +43,13 @@ CLAMPED = TokenBlocks(32, 8, 4)
 @cache
 def side(length: int) -> int:
     """Of a tile, along a side of the matrix of `length`."""
-    return int(min(SIDE, max(16, triton.next_power_of_2(length))))
+    return int(min(SIDE, max(16, next_power_of_2(length))))
 
 
 @cache
 def padded(length: int) -> int:
     """`length` up to whole tiles."""
-    return int(triton.cdiv(length, side(length)) * side(length))
+    return int(cdiv(length, side(length)) * side(length))
 
 
 def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor:
@@ -53,22 +57,28 @@ def halves(tensor: Tensor, norms: Tensor, planned: Plan = None) -> Float16Factor
 
     An example whose norm is not finite is zero.
     """
-    count, tokens, size = tensor.shape
-    tensor = tensor if tensor.stride(2) == 1 else tensor.contiguous()
-    height, width = triton.cdiv(tokens, TOKENS) * TOKENS, padded(size)
-    values = torch.empty(count, height, width, dtype=torch.float16, device=tensor.device)
-    unit = torch.empty(count, dtype=torch.float32, device=tensor.device)
+    return alike_halves([tensor], norms, planned)
+
+
+def alike_halves(tensors: Sequence[Tensor], norms: Tensor, planned: Plan = None) -> Float16Factor:
+    """Of tensors that are alike (see `alike_norms`), whose examples follow each other in `norms`."""
+    count, tokens, size = tensors[0].shape
+    height, width = cdiv(tokens, TOKENS) * TOKENS, padded(size)
+    values = torch.empty(len(norms), height, width, dtype=torch.float16, device=norms.device)
+    unit = torch.empty(len(norms), dtype=torch.float32, device=norms.device)
     if values.numel():
-        _halve[(count * (height // TOKENS) * (width // side(size)),)](
-            tensor, norms, values, unit, tokens, size, height, tensor.stride(0), tensor.stride(1),
+        some = [tensor if tensor.stride(2) == 1 else tensor.contiguous() for tensor in tensors]
+        launch(
+            _halve, len(norms) * (height // TOKENS) * (width // side(size)),
+            one_or_most(some), norms, values, unit, count, tokens, size, height, some[0].stride(0), some[0].stride(1),
             TOKENS=TOKENS, COLUMNS=side(size), num_warps=4,
         )  # fmt: skip
-    return Float16Factor(values, unit, norms, size, planned)
+    return Float16Factor(values, unit, norms, size, planned, len(tensors))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _halve(
-    tensor, norms, values, unit, tokens, size, height, example_stride, token_stride,
+    tensors, norms, values, unit, count, tokens, size, height, example_stride, token_stride,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(size, COLUMNS)
@@ -81,10 +91,11 @@ def _halve(
     # Its exponent: norm < 2^(exponent + 1), whichever way it was rounded. Far below, powers of two end.
     exponent = tl.maximum((norm.to(tl.int32, bitcast=True) >> 23) - 127, -112)
     finite = norm < float("inf")
+    tensor = chosen(tensors, tl.program_id(0) // (across * down) // count)
     up = ((127 + 14 - exponent) << 23).to(tl.float32, bitcast=True)
     inside = (token < tokens)[:, None] & (column < size)[None, :]
     value = tl.load(
-        tensor + example * example_stride + token.to(tl.int64)[:, None] * token_stride + column[None, :],
+        tensor + example % count * example_stride + token.to(tl.int64)[:, None] * token_stride + column[None, :],
         mask=inside,
         other=0.0,
     )
@@ -104,53 +115,27 @@ def halves_bounds(
     weighted, the bound is infinite. Squares of a tile's entries, scaled by at most 1, are added in float32 (relative
     error below 2^-15), where none of them overflows; tiles in float64.
     """
-    count, device = len(outputs.unit), outputs.unit.device
-    found = torch.empty(count, _tiles(outputs, inputs), dtype=torch.float32, device=device)
-    bounds = torch.empty(count, dtype=torch.float64, device=device)
-    if count == 0:
-        return bounds
-    largest = found if scale is None else torch.linalg.vector_norm(scale, math.inf)
-    factor = found if scale is None else scale.contiguous()
-    scaled = scale is not None
-    shared = _splits(outputs, inputs, MEASURED, sums=0)
-    _launch(outputs, inputs, MEASURED, shared, factor, largest, outputs.unit, found, found, found,
-            KIND="norms", SCALED=scaled)  # fmt: skip
-    _bound[(count,)](
-        found, largest, outputs.unit, inputs.unit, outputs.norms, inputs.norms, bounds, rounding, found.shape[1],
-        MOST=MOST_WEIGHTED, LEAST=CANCELLED, SCALED=scaled,
-        TILES=min(1024, triton.next_power_of_2(found.shape[1])), num_warps=1,
-    )  # fmt: skip
-    return bounds
-
-
-@triton.jit
-def _bound(
-    found, largest, output_unit, input_unit, output_norms, input_norms, bounds, rounding, tiles,
-    MOST: tl.constexpr, LEAST: tl.constexpr, SCALED: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    example = tl.program_id(0).to(tl.int64)
-    total = tl.zeros([TILES], tl.float64)
-    for start in range(0, tiles, TILES):
-        tile = start + tl.arange(0, TILES)
-        total += tl.load(found + example * tiles + tile, mask=tile < tiles, other=0.0).to(tl.float64)
-    norm = tl.sqrt(tl.sum(total, 0)) * tl.load(output_unit + example).to(tl.float64) * tl.load(input_unit + example)
-    left, right = tl.load(output_norms + example), tl.load(input_norms + example)
-    # Factors close to the smallest number may double where they are cut.
-    reach = (left + 2.0**-120) * (right + 2.0**-120)
-    bound = tl.maximum(norm * (1 + 2.0**-16) + reach * rounding, reach * LEAST)
-    if SCALED:
-        bound *= tl.load(largest).to(tl.float64)
-    tl.store(bounds + example, tl.where((left < MOST) & (right < MOST), bound * bound, float("inf")))
+    found = torch.empty(len(outputs.unit), _tiles(outputs, inputs), dtype=torch.float32, device=outputs.unit.device)
+    largest = None if scale is None else torch.linalg.vector_norm(scale, math.inf)
+    if len(found):
+        factor = found if scale is None else scale.contiguous()
+        shared = _splits(outputs, inputs, MEASURED, sums=0)
+        _launch(outputs, inputs, MEASURED, shared, factor, found if largest is None else largest, outputs.unit,
+                found, found, found, KIND="norms", SCALED=scale is not None)  # fmt: skip
+    return bounds(
+        found, (outputs.norms, inputs.norms), 2.0**-16, rounding, largest=largest, units=(outputs.unit, inputs.unit)
+    )
 
 
 def halves_sum(outputs: Float16Factor, inputs: Float16Factor, weights: Tensor, keep: Tensor | None = None) -> Tensor:
-    """`sum_n weights[n] g_n` over the kept examples; [rows, columns]."""
+    """`sum_n weights[n] g_n` over the kept examples; [rows, columns], of several parameters [parameters, ...]."""
     shared = _splits(outputs, inputs, MEASURED, sums=1)
     sums = _room(outputs, inputs, shared[0])
     kept = weights if keep is None else keep
     _launch(outputs, inputs, MEASURED, shared, sums, weights, kept, sums, sums, sums,
             KIND="sum", KEPT=keep is not None)  # fmt: skip
-    return whole(sums)
+    several = outputs.parameters
+    return whole(sums) if several == 1 else whole(sums.view(several, -1, *sums.shape[1:]).transpose(0, 1))
 
 
 def halves_clamped(
@@ -167,7 +152,8 @@ def halves_clamped(
 
 
 def _room(outputs: Float16Factor, inputs: Float16Factor, splits: int) -> Tensor:
-    return torch.empty(splits, outputs.size, inputs.size, dtype=torch.float32, device=outputs.unit.device)
+    shape = outputs.parameters * splits, outputs.size, inputs.size
+    return torch.empty(shape, dtype=torch.float32, device=outputs.unit.device)
 
 
 def _tiles(outputs: Float16Factor, inputs: Float16Factor) -> int:
@@ -175,11 +161,18 @@ def _tiles(outputs: Float16Factor, inputs: Float16Factor) -> int:
 
 
 def _splits(outputs: Float16Factor, inputs: Float16Factor, blocks: TokenBlocks, sums: int) -> tuple[int, int]:
-    """For so many sums of the matrix's size. What was cut is kept too, and in float32 as they are."""
-    count, tokens, rows, columns = len(outputs.unit), outputs.values.shape[1], outputs.size, inputs.size
+    """For so many sums of the matrix's size. What was cut is kept too, and in float32 as they are.
+
+    Sums of several parameters are several times the tiles. Norms need not know whose example is whose.
+    """
+    tokens, rows, columns = outputs.values.shape[1], outputs.size, inputs.size
+    tiles, several, planned = _tiles(outputs, inputs), outputs.parameters, outputs.planned
+    count = len(outputs.unit) // several
+    if not sums:
+        count, planned = count * several, None if planned is None else planned * several
     return programs_per_tile(
-        _tiles(outputs, inputs), max(1, count), blocks.warps, 1, 1, outputs.unit.device,
-        planned=outputs.planned, kept=tokens * (rows + columns), part=sums * rows * columns,
+        tiles * several if sums else tiles, max(1, count), blocks.warps, 1, 1, outputs.unit.device,
+        planned=planned, kept=tokens * (rows + columns), part=sums * rows * columns,
     )  # fmt: skip
 
 
@@ -189,27 +182,31 @@ def _launch(
     KIND: str, SCALED: bool = False, KEPT: bool = False, MOMENTS: bool = False,
 ) -> None:  # fmt: skip
     splits, each = shared
-    launch: Any = _products[(_tiles(outputs, inputs) * splits,)]
+    several = 1 if KIND == "norms" else outputs.parameters
     launch(
+        _products, _tiles(outputs, inputs) * splits * several,
         outputs.values, inputs.values, outputs.unit, inputs.unit, matrix, weights.contiguous(), keep.contiguous(),
-        sums, squares, found, scale, len(outputs.unit), each, outputs.size, inputs.size, outputs.values.shape[1],
+        sums, squares, found, float(scale), len(outputs.unit) // several, each, splits,
+        outputs.size, inputs.size, outputs.values.shape[1],
         KIND=KIND, SCALED=SCALED, KEPT=KEPT, MOMENTS=MOMENTS,
         ROWS=side(outputs.size), COLUMNS=side(inputs.size), TOKENS=blocks.tokens,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["examples", "each", "scale"])  # lots vary: one kernel for all of them
+@triton.jit(do_not_specialize=["examples", "each", "splits", "scale"])  # lots vary: one kernel for all of them
 def _products(
     outputs, inputs, output_unit, input_unit, matrix, weights, keep, sums, squares, found, scale,
-    examples, each, rows, columns, tokens,
+    examples, each, splits, rows, columns, tokens,
     KIND: tl.constexpr, SCALED: tl.constexpr, KEPT: tl.constexpr, MOMENTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(columns, COLUMNS)
     down = tl.cdiv(rows, ROWS)
     tile = tl.program_id(0) % (down * across)
-    split = tl.program_id(0) // (down * across)
+    part = tl.program_id(0) // (down * across)  # of a parameter's sum; parameters follow each other
+    split = part % splits
+    first = tl.cast(part // splits, tl.int64) * examples
     row = tile // across * ROWS + tl.arange(0, ROWS)
     column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -223,7 +220,7 @@ def _products(
     square = tl.zeros([ROWS, COLUMNS], tl.float32)
     height, width = down * ROWS, across * COLUMNS
     for count in range(split * each, tl.minimum(split * each + each, examples)):
-        example = tl.cast(count, tl.int64)
+        example = first + count
         product = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, tokens, TOKENS):
             token = start + tl.arange(0, TOKENS)
@@ -237,9 +234,9 @@ def _products(
         else:
             # Never rounded up by more than a last bit, never infinite.
             unit = tl.load(output_unit + example).to(tl.float64) * tl.load(input_unit + example)
-            weight = unit * (scale if KIND == "clamped" else tl.load(weights + example))
+            weight = unit * (scale if KIND == "clamped" else tl.load(weights + count))
             if KEPT:
-                weight = tl.where(tl.load(keep + example) != 0, weight, 0.0)
+                weight = tl.where(tl.load(keep + count) != 0, weight, 0.0)
             weight = tl.where(tl.abs(weight) < 2.0**-126, 0.0, weight)
             product = product * tl.minimum(tl.maximum(weight, -3e38), 3e38).to(tl.float32)
             if KIND == "sum":
@@ -250,7 +247,7 @@ def _products(
                 if MOMENTS:
                     square += product * product
     if KIND != "norms":
-        start = split.to(tl.int64) * rows * columns
+        start = tl.cast(part, tl.int64) * rows * columns
         tl.store(sums + start + entry, total, mask=inside)
         if MOMENTS:
             tl.store(squares + start + entry, square, mask=inside)

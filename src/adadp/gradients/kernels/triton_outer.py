@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import Plan, Sums
-from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
+from adadp.gradients.kernels.triton_launch import launch
+from adadp.gradients.kernels.triton_splits import cdiv, next_power_of_2, programs_per_tile, whole
 
 UNROLLED = 4  # examples whose vectors are loaded at once
 
@@ -30,8 +31,8 @@ class OuterBlocks(NamedTuple):
 
 def outer_blocks(rows: int, columns: int) -> OuterBlocks:
     """Tiles of at most 4,096 entries: 32 for each thread, with their bounds, leave room for values to come."""
-    width = min(64, triton.next_power_of_2(columns))
-    return OuterBlocks(min(4096 // width, triton.next_power_of_2(rows)), width)
+    width = min(64, next_power_of_2(columns))
+    return OuterBlocks(min(4096 // width, next_power_of_2(rows)), width)
 
 
 def outer_clamped(
@@ -43,7 +44,7 @@ def outer_clamped(
     if examples * rows * columns == 0:
         return torch.zeros_like(bound), torch.zeros_like(bound) if moments else None
     blocks = blocks or outer_blocks(rows, columns)
-    tiles = triton.cdiv(rows, blocks.rows) * triton.cdiv(columns, blocks.columns)
+    tiles = cdiv(rows, blocks.rows) * cdiv(columns, blocks.columns)
     # A net on vectors keeps little else than these: parts of the sums, and of squares, may take half as much.
     splits, each = programs_per_tile(
         tiles, examples, blocks.warps, 8, UNROLLED, outputs.device,
@@ -52,7 +53,8 @@ def outer_clamped(
     sums = outputs.new_empty(splits, rows, columns)
     squares = torch.empty_like(sums) if moments else sums
     aligned = math.gcd(columns, inputs.stride(0), 16)  # the compiler sees by itself what is a multiple of 16, not of 4
-    _outer[(tiles * splits,)](
+    launch(
+        _outer, tiles * splits,
         outputs, inputs, bound.contiguous(), sums, squares, examples, each, rows, columns // aligned,
         outputs.stride(0), outputs.stride(1), inputs.stride(0) // aligned, inputs.stride(1), ALIGNED=aligned,
         EXAMPLES=UNROLLED, MOMENTS=moments, ROWS=blocks.rows, COLUMNS=blocks.columns, num_warps=blocks.warps,

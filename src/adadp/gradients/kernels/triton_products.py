@@ -8,7 +8,8 @@ while loading, so patches never exist in memory.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -16,7 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import Plan, Sums
-from adadp.gradients.kernels.triton_splits import programs_per_tile, whole
+from adadp.gradients.kernels.triton_launch import launch, one_or_most
+from adadp.gradients.kernels.triton_rows import chosen
+from adadp.gradients.kernels.triton_splits import cdiv, next_power_of_2, programs_per_tile, whole
 
 if TYPE_CHECKING:
     from adadp.gradients.layers.convolution import Geometry
@@ -81,8 +84,8 @@ def product_blocks(rows: int, columns: int, precision: str) -> TileBlocks:
     8 warps and 4 stages of loads, as a convolution of small images waits for memory more than for arithmetic.
     """
     matrix = precision != "ieee" and rows > 32
-    height = min(128 if precision != "ieee" else 64, max(16, triton.next_power_of_2(rows)))
-    width = min(64 if matrix or precision == "ieee" else 128, max(16, triton.next_power_of_2(columns)))
+    height = min(128 if precision != "ieee" else 64, max(16, next_power_of_2(rows)))
+    width = min(64 if matrix or precision == "ieee" else 128, max(16, next_power_of_2(columns)))
     if matrix and height * width >= 64 * 64:
         return TileBlocks(height, width, 32, 8, 4)
     return TileBlocks(height, width, 16 if precision == "ieee" else 32, 4, 3)
@@ -96,31 +99,34 @@ def clamped(operands: Operands, bound: Tensor, moments: bool, precision: str, bl
     splits, each = _splits(operands, blocks, part=(1 + moments) * bound.numel())
     sums = torch.empty(splits, *bound.shape, dtype=bound.dtype, device=bound.device)
     squares = torch.empty_like(sums) if moments else sums
-    _launch(operands, blocks, precision, splits, each, bound.contiguous(), sums, squares, sums,
+    _launch([operands], blocks, precision, splits, each, bound.contiguous(), sums, squares, sums,
             CLAMPED=True, MOMENTS=moments, SCALED=False)  # fmt: skip
     return whole(sums), whole(squares) if moments else None
 
 
-def norms(operands: Operands, scale: Tensor | None, precision: str, blocks: TileBlocks | None = None) -> Tensor:
-    """|g_n * scale|^2 for each example; [n], float64.
+def norms(
+    several: Sequence[Operands], scale: Tensor | None, precision: str, blocks: TileBlocks | None = None
+) -> Tensor:
+    """|g_n * scale|^2 for each example of parameters that are alike, tile by tile; [parameters * n, tiles] in float64.
 
     Entries are rounded as the products are, and once more by `scale`; their squares are added in float64, where none of
     them overflows or vanishes (relative error below 2^-40). An entry that is not finite makes the norm so.
     """
-    outputs = operands.outputs
+    operands = several[0]
+    outputs, count = operands.outputs, len(several) * operands.examples
     if operands.empty:
-        return torch.zeros(operands.examples, dtype=torch.float64, device=outputs.device)
+        return torch.zeros(count, 1, dtype=torch.float64, device=outputs.device)
     blocks = blocks or product_blocks(operands.rows, operands.columns, precision)
     splits, each = _splits(operands, blocks)
-    found = torch.empty(operands.examples, _tiles(operands, blocks), dtype=torch.float64, device=outputs.device)
+    found = torch.empty(count, _tiles(operands, blocks), dtype=torch.float64, device=outputs.device)
     factor = outputs if scale is None else scale.contiguous()
-    _launch(operands, blocks, precision, splits, each, factor, outputs, outputs, found,
+    _launch(several, blocks, precision, splits, each, factor, outputs, outputs, found,
             CLAMPED=False, MOMENTS=False, SCALED=scale is not None)  # fmt: skip
-    return found.sum(1)
+    return found
 
 
 def _tiles(operands: Operands, blocks: TileBlocks) -> int:
-    down, across = triton.cdiv(operands.rows, blocks.rows), triton.cdiv(operands.columns, blocks.columns)
+    down, across = cdiv(operands.rows, blocks.rows), cdiv(operands.columns, blocks.columns)
     return int(operands.groups * down * across)
 
 
@@ -133,25 +139,28 @@ def _splits(operands: Operands, blocks: TileBlocks, part: int = 0) -> tuple[int,
 
 
 def _launch(
-    operands: Operands, blocks: TileBlocks, precision: str, splits: int, each: int,
+    several: Sequence[Operands], blocks: TileBlocks, precision: str, splits: int, each: int,
     matrix: Tensor, sums: Tensor, squares: Tensor, found: Tensor, **kind: bool,
 ) -> None:  # fmt: skip
-    o: Any = operands
-    _products[(_tiles(operands, blocks) * splits,)](
-        o.outputs, o.inputs, matrix, sums, squares, found,
-        o.examples, each, o.groups, o.rows, o.columns, o.places, o.line, *o.size,
+    o = several[0]
+    launch(
+        _products, _tiles(o, blocks) * splits * len(several),
+        one_or_most([one.outputs for one in several]), one_or_most([one.inputs for one in several]),
+        matrix, sums, squares, found,
+        o.examples, each, splits, o.groups, o.rows, o.columns, o.places, o.line, *o.size,
         math.prod(o.outputs.shape[1:]), math.prod(o.inputs.shape[1:]), math.prod(o.size),
-        *o.kernel, *o.stride, *o.padding, *o.dilation,
+        KERNEL_Y=o.kernel[0], KERNEL_X=o.kernel[1], STRIDE_Y=o.stride[0], STRIDE_X=o.stride[1],
+        PADDING_Y=o.padding[0], PADDING_X=o.padding[1], DILATION_Y=o.dilation[0], DILATION_X=o.dilation[1],
         PRECISION=precision, **kind,
         ROWS=blocks.rows, COLUMNS=blocks.columns, PLACES=blocks.places,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["examples", "each"])  # lots vary: one kernel for all of them
+@triton.jit(do_not_specialize=["examples", "each", "splits"])  # lots vary: one kernel for all of them
 def _products(
-    outputs, inputs, matrix, sums, squares, found,
-    examples, each, groups, rows, columns, places, line, height, width,
+    several_outputs, several_inputs, matrix, sums, squares, found,
+    examples, each, splits, groups, rows, columns, places, line, height, width,
     output_example, input_example, input_channel,
     KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     PADDING_Y: tl.constexpr, PADDING_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr,
@@ -162,7 +171,10 @@ def _products(
     down = tl.cdiv(rows, ROWS)
     tiles = groups * down * across
     tile = tl.program_id(0) % tiles
-    split = tl.program_id(0) // tiles
+    split = tl.program_id(0) // tiles % splits
+    which = tl.program_id(0) // tiles // splits
+    outputs = chosen(several_outputs, which)
+    inputs = chosen(several_inputs, which)
     group = tile // (down * across)
     row = (tile // across) % down * ROWS + tl.arange(0, ROWS)
     column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
@@ -217,7 +229,10 @@ def _products(
                 if SCALED:
                     product = product * factor
                 exact = tl.where(inside, product, 0.0).to(tl.float64)
-                tl.store(found + example * tiles + tile, tl.sum(tl.sum(exact * exact, 1), 0))
+                tl.store(
+                    found + (tl.cast(which, tl.int64) * examples + example) * tiles + tile,
+                    tl.sum(tl.sum(exact * exact, 1), 0),
+                )
             product = tl.zeros([ROWS, COLUMNS], tl.float32)
     if CLAMPED:
         start = split.to(tl.int64) * groups * rows * columns

@@ -8,7 +8,7 @@ launched depends on shapes alone, so calls may be recorded in a graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from adadp.gradients.kernels.reference import Sums
-from adadp.gradients.kernels.triton_splits import whole
+from adadp.gradients.kernels.triton_launch import launch, one_or_most
+from adadp.gradients.kernels.triton_splits import cdiv, next_power_of_2, whole
 
 TILE = 4096  # entries that a program of four warps reads at once
 CLAMPED_TILE = 1024  # entries whose sums, squares and bounds a program keeps
@@ -44,7 +45,7 @@ def products_norms(outputs: Tensor, inputs: Tensor, scale: Tensor | None = None,
     few = _few(outputs, inputs, room)
     found = _pieces(len(outputs), outputs.shape[2] * inputs.shape[2], outputs.device)
     for part, products in _products(outputs, inputs, few):
-        _square(products, scale, found[part])
+        _square([products], scale, found[part])
     return _total(found)
 
 
@@ -62,31 +63,37 @@ def dense_norms(gradients: Tensor, scale: Tensor | None = None) -> Tensor:
     is not finite makes the norm so.
     """
     found = _pieces(len(gradients), math.prod(gradients.shape[1:]), gradients.device)
-    _square(gradients, scale, found)
+    _square([gradients], scale, found)
     return _total(found)
 
 
 def row_norms(tensor: Tensor) -> Tensor:
     """Norms of the rows of a matrix; [rows], float64, as exact as `dense_norms`."""
-    found = _pieces(len(tensor), math.prod(tensor.shape[1:]), tensor.device)
-    _square(tensor, None, found)
-    count, pieces = found.shape
-    norms = torch.empty(count, dtype=torch.float64, device=tensor.device)
-    if count:
-        wide = min(1024, triton.next_power_of_2(max(1, pieces)))
-        height = min(1024 // wide, triton.next_power_of_2(count))
-        _root[(triton.cdiv(count, height),)](found, norms, count, pieces, ROWS=height, PIECES=wide, num_warps=1)
+    return alike_norms([tensor])[0]
+
+
+def alike_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Norms of rows of at most `MOST_ALIKE` matrices of one shape and with equal strides; [matrices, rows], float64."""
+    (count, length), device = tensors[0].shape, tensors[0].device
+    found = _pieces(len(tensors) * count, length, device)
+    _square(tensors, None, found)
+    norms = torch.empty(len(tensors), count, dtype=torch.float64, device=device)
+    rows, pieces = found.shape
+    if rows:
+        wide = min(1024, next_power_of_2(max(1, pieces)))
+        height = min(1024 // wide, next_power_of_2(rows))
+        launch(_root, cdiv(rows, height), found, norms, rows, pieces, ROWS=height, PIECES=wide, num_warps=1)
     return norms
 
 
-def weighted(tensor: Tensor, weights: Tensor) -> Tensor:
-    """Rows of `tensor` [n, ...] times their weight [n]; zero where that is zero, whatever the row holds."""
-    return _weight(tensor, weights, multiply=True)
+def weighted(tensor: Tensor, weights: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Rows of `tensor` [n, ...] times their weight [n]; zero where weight or `keep` [n] is, whatever they hold."""
+    return _weight(tensor, weights, weights if keep is None else keep, multiply=True)
 
 
-def kept(tensor: Tensor, weights: Tensor) -> Tensor:
-    """Rows of `tensor` [n, ...] as they are where their weight [n] is not zero; zero elsewhere, whatever they hold."""
-    return _weight(tensor, weights, multiply=False)
+def kept(tensor: Tensor, keep: Tensor) -> Tensor:
+    """Rows of `tensor` [n, ...] as they are where `keep` [n] is not zero; zero elsewhere, whatever they hold."""
+    return _weight(tensor, keep, keep, multiply=False)
 
 
 # ---- a few examples at a time ---------------------------------------------------------------------------------------
@@ -126,44 +133,60 @@ def _aligned(*sizes: int) -> int:
 
 def _pieces(count: int, length: int, device: torch.device) -> Tensor:
     """Room for the sum of squares of each tile of each row."""
-    return torch.empty(count, triton.cdiv(length, TILE), dtype=torch.float64, device=device)
+    return torch.empty(count, cdiv(length, TILE), dtype=torch.float64, device=device)
 
 
 def _total(pieces: Tensor) -> Tensor:
     return pieces[:, 0] if pieces.shape[1] == 1 else pieces.sum(1)
 
 
-def _square(tensor: Tensor, scale: Tensor | None, found: Tensor) -> None:
-    rows = _rows(tensor)
+def _square(tensors: Sequence[Tensor], scale: Tensor | None, found: Tensor) -> None:
+    """Of at most `MOST_ALIKE` tensors of one shape, with equal strides."""
+    matrices = [_rows(tensor) for tensor in tensors]
+    rows = matrices[0]
     count, length = rows.shape
     if count * length == 0:
         return
-    columns = min(TILE, triton.next_power_of_2(length))
-    height = min(TILE // columns, triton.next_power_of_2(count))
+    columns = min(TILE, next_power_of_2(length))
+    height = min(TILE // columns, next_power_of_2(count))
     aligned = _aligned(length, rows.stride(0))
     factor = rows if scale is None else scale.contiguous()
-    _squares[(triton.cdiv(count, height) * found.shape[1],)](
-        rows, factor, found, count, length // aligned, rows.stride(0) // aligned,
+    launch(
+        _squares, len(matrices) * cdiv(count, height) * found.shape[1],
+        one_or_most(matrices), factor, found, count, length // aligned, rows.stride(0) // aligned,
         ALIGNED=aligned, SCALED=scale is not None, ROWS=height, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
 
 
+@triton.jit
+def chosen(tensors, which):
+    """One of a tuple of pointers."""
+    found = tensors[0]
+    for place in tl.static_range(1, len(tensors)):
+        found = tl.where(which == place, tensors[place], found)
+    return found
+
+
 @triton.jit(do_not_specialize=["count"])  # lots vary: one kernel for all of them
 def _squares(
-    values, factor, found, count, length, stride,
+    tensors, factor, found, count, length, stride,
     ALIGNED: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     length *= ALIGNED
     stride *= ALIGNED
     across = tl.cdiv(length, COLUMNS)
-    row = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    tiles = tl.cdiv(count, ROWS) * across
+    which = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    values = chosen(tensors, which)
+    row = tile // across * ROWS + tl.arange(0, ROWS)
+    column = tile % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < count)[:, None] & (column < length)[None, :]
     value = tl.load(values + (row.to(tl.int64) * stride)[:, None] + column[None, :], mask=inside, other=0.0)
     if SCALED:
         value = value * tl.load(factor + column, mask=column < length, other=0.0)[None, :]
     exact = value.to(tl.float64)
-    place = row.to(tl.int64) * across + tl.program_id(0) % across
+    place = (tl.cast(which, tl.int64) * count + row) * across + tile % across
     tl.store(found + place, tl.sum(exact * exact, 1), mask=row < count)
 
 
@@ -190,7 +213,7 @@ class _Sums:
 
     def __init__(self, bound: Tensor, most: int, moments: bool) -> None:
         self.bound = bound.contiguous()
-        tiles = triton.cdiv(bound.numel(), CLAMPED_TILE)
+        tiles = cdiv(bound.numel(), CLAMPED_TILE)
         cuda = bound.device.type == "cuda"
         units = torch.cuda.get_device_properties(bound.device).multi_processor_count if cuda else 132
         wanted = max(1, PROGRAMS * units // max(1, tiles))
@@ -204,9 +227,10 @@ class _Sums:
         if count * length == 0:
             return
         aligned = _aligned(length, rows.stride(0))
-        _clamp[(triton.cdiv(length, CLAMPED_TILE) * self.splits,)](
+        launch(
+            _clamp, cdiv(length, CLAMPED_TILE) * self.splits,
             rows, self.bound, self.total, self.total if self.squares is None else self.squares,
-            count, triton.cdiv(count, self.splits), length // aligned, rows.stride(0) // aligned,
+            count, cdiv(count, self.splits), length // aligned, rows.stride(0) // aligned,
             ALIGNED=aligned, EXAMPLES=UNROLLED, MOMENTS=self.squares is not None, ENTRIES=CLAMPED_TILE, num_warps=4,
         )  # fmt: skip
 
@@ -244,17 +268,18 @@ def _clamp(
 # ---- weights --------------------------------------------------------------------------------------------------------
 
 
-def _weight(tensor: Tensor, weights: Tensor, multiply: bool) -> Tensor:
+def _weight(tensor: Tensor, weights: Tensor, keep: Tensor, multiply: bool) -> Tensor:
     rows = _rows(tensor)
     count, length = rows.shape
     result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     if result.numel() == 0:
         return result
-    columns = min(TILE, triton.next_power_of_2(length))
-    height = min(TILE // columns, triton.next_power_of_2(count))
+    columns = min(TILE, next_power_of_2(length))
+    height = min(TILE // columns, next_power_of_2(count))
     aligned = _aligned(length, rows.stride(0))
-    _weigh[(triton.cdiv(count, height) * triton.cdiv(length, columns),)](
-        rows, weights.contiguous(), result, count, length // aligned, rows.stride(0) // aligned,
+    launch(
+        _weigh, cdiv(count, height) * cdiv(length, columns),
+        rows, weights.contiguous(), keep.contiguous(), result, count, length // aligned, rows.stride(0) // aligned,
         ALIGNED=aligned, MULTIPLY=multiply, ROWS=height, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     return result
@@ -262,7 +287,7 @@ def _weight(tensor: Tensor, weights: Tensor, multiply: bool) -> Tensor:
 
 @triton.jit(do_not_specialize=["count"])
 def _weigh(
-    values, weights, result, count, length, stride,
+    values, weights, keep, result, count, length, stride,
     ALIGNED: tl.constexpr, MULTIPLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     length *= ALIGNED
@@ -272,11 +297,10 @@ def _weigh(
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < count)[:, None] & (column < length)[None, :]
     weight = tl.load(weights + row, mask=row < count, other=0).to(tl.float32)
+    counts = (tl.load(keep + row, mask=row < count, other=0) != 0) & (weight != 0)
     wide = row.to(tl.int64)
     # What has no weight is not even read.
-    value = tl.load(
-        values + (wide * stride)[:, None] + column[None, :], mask=inside & (weight != 0)[:, None], other=0.0
-    )
+    value = tl.load(values + (wide * stride)[:, None] + column[None, :], mask=inside & counts[:, None], other=0.0)
     if MULTIPLY:
-        value = tl.where((weight != 0)[:, None], value * weight[:, None], 0.0)
+        value = tl.where(counts[:, None], value * weight[:, None], 0.0)
     tl.store(result + (wide * length)[:, None] + column[None, :], value, mask=inside)

@@ -14,6 +14,16 @@ REGISTERS_FOR = 8  # warps that can have all the registers they may ask for, on 
 ROUNDS = 32  # of programs, at most: in more, how full the last one is hardly counts
 
 
+def cdiv(length: int, step: int) -> int:
+    """How many steps a length takes. Triton's own takes microseconds: it answers in kernels too."""
+    return -(-length // step)
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length() if number > 0 else 0
+
+
 def programs_per_tile(
     tiles: int, examples: int, warps: int, overhead: int, multiple: int, device: torch.device,
     *, planned: Plan = None, kept: int = 1, part: int = 0,

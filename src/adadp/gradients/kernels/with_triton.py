@@ -7,6 +7,7 @@ product cuts both its factors to ten bits, and is off by at most 2^-9 of what wa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,17 +15,25 @@ from torch import Tensor
 
 from adadp.gradients.kernels import reference, triton_outer, triton_rows
 from adadp.gradients.kernels.reference import MOST_ENTRIES, Plan, Sums
-from adadp.gradients.kernels.triton_half_precision import halves, halves_bounds, halves_clamped, halves_sum
+from adadp.gradients.kernels.triton_bounds import bounds
+from adadp.gradients.kernels.triton_half_precision import (
+    alike_halves,
+    halves,
+    halves_bounds,
+    halves_clamped,
+    halves_sum,
+)
+from adadp.gradients.kernels.triton_normalized import group_norm_sums, layer_norm_sums
 from adadp.gradients.kernels.triton_products import clamped, convolution_operands, norms
-from adadp.gradients.kernels.triton_rows import kept, row_norms, weighted
+from adadp.gradients.kernels.triton_rows import alike_norms, kept, row_norms, weighted
 
 if TYPE_CHECKING:
     from adadp.gradients.layers.convolution import Geometry
 
 __all__ = [
-    "convolution_clamped", "convolution_norms", "dense_clamped", "dense_norms",
-    "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept", "outer_clamped", "products_clamped",
-    "products_norms", "row_norms", "weighted",
+    "alike_halves", "alike_norms", "convolution_bounds", "convolution_clamped", "convolution_norms", "dense_clamped",
+    "dense_norms", "group_norm_sums", "halves", "halves_bounds", "halves_clamped", "halves_sum", "kept",
+    "layer_norm_sums", "outer_clamped", "products_clamped", "products_norms", "row_norms", "weighted",
 ]  # fmt: skip
 
 
@@ -81,7 +90,23 @@ def convolution_norms(
     """Squared norms of the gradients of a convolution's weight, multiplied elementwise by `scale`; [n], float64."""
     if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
         return reference.convolution_norms(outputs, inputs, geometry, scale)
-    return norms(convolution_operands(outputs, inputs, geometry, planned), scale, _convolution_precision())
+    return norms([convolution_operands(outputs, inputs, geometry, planned)], scale, _convolution_precision()).sum(1)
+
+
+def convolution_bounds(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], geometry: Geometry, lengths: tuple[Tensor, Tensor],
+    rounding: float, scale: Tensor | None = None, planned: Plan = None,
+) -> Tensor:  # fmt: skip
+    """Upper bounds on the squares that `convolution_norms` returns; [n], float64; of several, one's after the other's.
+
+    At most `MOST_ALIKE` outputs and inputs, each alike in shape. See `reference.convolution_bounds`.
+    """
+    if len(geometry.kernel) > 2 or math.prod(geometry.weight) > MOST_ENTRIES:
+        return reference.convolution_bounds(outputs, inputs, geometry, lengths, rounding, scale, planned)
+    operands = [convolution_operands(*pair, geometry, planned) for pair in zip(outputs, inputs, strict=True)]
+    found = norms(operands, scale, _convolution_precision())
+    largest = None if scale is None else scale.abs().amax()
+    return bounds(found, lengths, 2.0**-22, rounding, far=math.sqrt(math.prod(geometry.kernel)), largest=largest)
 
 
 def _convolution_precision() -> str:

@@ -23,12 +23,13 @@ from adadp.gradients.layers.layer import Layer, LayerCall, supports
 from adadp.gradients.rounding import (
     TF32,
     accumulation_dtype,
+    alike,
     bounded_factors,
     convolutions_are_cut,
     drop,
     full_precision,
     largest_number,
-    norms,
+    layout,
     squares,
     unit_roundoff,
     weighted,
@@ -125,6 +126,11 @@ class Convolution(PerExample):
         return not self.outputs.is_cuda and self.fits(self.outputs.element_size())
 
     @property
+    def _measured_as_it_is(self) -> bool:
+        """By a kernel, without a copy of its factors."""
+        return self.outputs.is_cuda and self.outputs.is_contiguous() and self.inputs.is_contiguous()
+
+    @property
     def norm_floor(self) -> Tensor:
         return CANCELLED * self._reach
 
@@ -139,21 +145,37 @@ class Convolution(PerExample):
         if self.outputs.is_cuda:
             return self._measured(None)
         measured = torch.cat([squares(gradients) for _, gradients in self.chunks()]).sqrt()
-        bound = torch.maximum(measured + self._rounding, self.norm_floor)
-        return bounded_factors(bound.square(), *self._factor_norms)
+        bound = torch.maximum(measured + self._rounding * self._reach, self.norm_floor)
+        return bounded_factors(bound.square(), *self.lengths)
 
     def _measured(self, scale: Tensor | None) -> Tensor:
         """Squared norms of gradients multiplied elementwise by `scale`, by a kernel that does not keep them; [n]."""
-        squared: Tensor = kernel("convolution_norms", self.outputs)(
-            self.outputs, self.inputs, self.geometry, scale, self.planned
+        lengths = self.lengths[0], self.lengths[1]
+        return self._bounds([self.outputs], [self.inputs], lengths, scale)
+
+    def _bounds(
+        self, outputs: list[Tensor], inputs: list[Tensor], lengths: tuple[Tensor, Tensor], scale: Tensor | None
+    ) -> Tensor:
+        """The same of several such gradients, whose lengths follow each other; [parameters * n]."""
+        squared: Tensor = kernel("convolution_bounds", self.outputs)(
+            outputs, inputs, self.geometry, lengths, self._rounding, scale, self.planned
         )
-        largest = 1.0 if scale is None else scale.abs().amax().double()
-        bound = squared.sqrt() * (1 + 2.0**-22) + self._rounding * largest
-        return bounded_factors(torch.maximum(bound, self.norm_floor * largest).square(), *self._factor_norms)
+        return squared
+
+    @classmethod
+    def prepare(cls, forms: Sequence[Convolution]) -> None:
+        """Measure those that are measured by a kernel and were not yet; others would be copied, several at a time."""
+        waiting = [form for form in forms if form._measured_as_it_is and "_squared_norms" not in vars(form)]
+        for some in alike(waiting, lambda f: (f.geometry, f.planned, layout(f.outputs), layout(f.inputs))):
+            left, right = (torch.cat(lengths) for lengths in zip(*(form.lengths for form in some), strict=True))
+            outputs, inputs = [form.outputs for form in some], [form.inputs for form in some]
+            squared = some[0]._bounds(outputs, inputs, (left, right), None)
+            for form, own in zip(some, squared.view(len(some), -1).unbind(), strict=True):
+                form._squared_norms = own
 
     @property
-    def _rounding(self) -> Tensor:
-        """How far a weighted sum may be from the gradients that were measured; [n].
+    def _rounding(self) -> float:
+        """How far a weighted sum may be from the gradients that were measured, in units of `_reach`.
 
         The norm is taken of one product, the sum is another. Multiplications err by a multiple of sum_t |a_t| |b_t|
         over places t each, additions, which are in the full precision, by one that grows with their number. An input is
@@ -164,18 +186,17 @@ class Convolution(PerExample):
         multiplied = unit_roundoff(self.outputs)
         if self.outputs.is_cuda and self.outputs.dtype == torch.float32 and convolutions_are_cut():
             multiplied = TF32
-        return (added + 2 * multiplied) * self._reach
-
-    @property
-    def _reach(self) -> Tensor:
-        """Upper bounds on sum_t |a_t| |b_t| over places t; [n]."""
-        inputs, outputs = self._factor_norms
-        return inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
+        return added + 2 * multiplied
 
     @cached_property
-    def _factor_norms(self) -> tuple[Tensor, Tensor]:
-        """The norms of each example's inputs and output gradients, each of shape [n]."""
-        return norms(self.inputs), norms(self.outputs)
+    def _reach(self) -> Tensor:
+        """Upper bounds on sum_t |a_t| |b_t| over places t; [n]."""
+        outputs, inputs = self.lengths
+        return inputs * outputs * math.sqrt(math.prod(self.geometry.kernel))
+
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        return self.outputs, self.inputs
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms
@@ -197,7 +218,7 @@ class Convolution(PerExample):
 
     def finite(self) -> Tensor:
         # A coordinate is a product of an input's and an output gradient's values, each once: Cauchy and Schwarz.
-        inputs, outputs = self._factor_norms
+        outputs, inputs = self.lengths
         return bounded_factors(inputs * outputs, inputs, outputs) < largest_number(self.outputs)
 
     def scaled(self, scale: Tensor) -> PerExample:
@@ -236,8 +257,8 @@ class Convolution(PerExample):
             # All bits, in two sums over the kernel and over places; libraries may transform the kernel in float32.
             places = seen[0, 0].numel() if len(seen) else 0
             made = (2.0**12 + self.matrix[1] + places + 16) * math.sqrt(len(kernels)) * last_bit(self.outputs)
-            vanished = 2.0**-110 * (1 + sum(self._factor_norms))  # products close to the smallest number
-            return along, self._rounding + made * self._reach + vanished
+            vanished = 2.0**-110 * (1 + sum(self.lengths))  # products close to the smallest number
+            return along, (self._rounding + made) * self._reach + vanished
 
         return TimesLowRank(self, right, make)
 

@@ -24,8 +24,6 @@ from adadp.gradients.rounding import (
     bounded_factors,
     drop,
     full_precision,
-    norms,
-    squares,
     unit_roundoff,
 )
 
@@ -80,8 +78,12 @@ class Rows(PerExample):
         joined = merged(products)
         return Tied(together, joined) if isinstance(joined, Products) else None
 
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        return (self.rows,)
+
     def squared_norms(self) -> Tensor:
-        return squares(self.rows)
+        return self.lengths[0].square()
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         return self._added(drop(self.rows, keep) * weights.to(self.rows.dtype).view(-1, 1, 1))
@@ -119,7 +121,7 @@ class Rows(PerExample):
                 along = directions.mT @ self.rows
             # Looked-up rows of the basis are at most as long as it is, sqrt(k) and a little.
             size = 1.01 * math.sqrt(left.basis.shape[1])
-            made = (self.ids.shape[1] + 16) * last_bit(self.rows) * size * norms(self.rows)
+            made = (self.ids.shape[1] + 16) * last_bit(self.rows) * size * self.lengths[0]
             return along, made + 2.0**-110
 
         return TimesLowRank(self, left, make, on_left=True)
@@ -155,7 +157,7 @@ class Tied(PerExample):
 
     @property
     def norm_floor(self) -> Tensor:
-        return CANCELLED * (self.products.reach + norms(self.rows.rows))
+        return CANCELLED * (self.products.reach + self.rows.lengths[0])
 
     @cached_property
     def _squared_norms(self) -> Tensor:

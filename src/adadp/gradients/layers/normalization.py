@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -13,35 +14,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.forms.dense import Dense
 from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.kernels import kernel
 from adadp.gradients.layers.layer import Layer, LayerCall, Taps, batch_first, supports
 from adadp.gradients.rounding import accumulation_dtype
 
 
 class _Affine(Layer):
-    """y = normalised(x) * weight + bias: one number for each of an example's many."""
+    """y = normalised(x) * weight + bias: one number for each of an example's many.
+
+    Gradients of the weight are sums of output gradients times normalised inputs, those of the bias of output gradients.
+    """
 
     small: ClassVar[bool] = True
     expected: ClassVar[str] = "the examples in its first dimension"
 
     def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
         outputs = call.gradients[0].to(accumulation_dtype(call.gradients[0].dtype))
-        products = {}
-        if "weight" in call.wanted:
-            products["weight"] = outputs * self.normalised(call.module, call.saved[0].to(outputs.dtype))
-        if "bias" in call.wanted:
-            products["bias"] = outputs
-        return {
-            own: Dense(self.summed(call.module, product, call.context), planned=call.planned)
-            for own, product in products.items()
-        }
+        inputs = call.saved[0].to(outputs.dtype).expand_as(outputs)
+        named = zip(("weight", "bias"), self.sums(call, outputs, inputs), strict=True)
+        shape: Sequence[int] = call.module.weight.shape  # type: ignore[assignment]
+        return {own: Dense(total.view(-1, *shape), planned=call.planned) for own, total in named if own in call.wanted}
 
     @abstractmethod
-    def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """What the module multiplies by its weight."""
-
-    @abstractmethod
-    def summed(self, module: nn.Module, products: Tensor, examples_first: bool) -> Tensor:
-        """The sum over everything that shares an entry of the weight, within each example."""
+    def sums(self, call: LayerCall, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Each example's gradients of the weight and of the bias, [n, entries], in its output gradients' precision."""
 
 
 class _OverLastDimensions(_Affine):
@@ -52,44 +48,57 @@ class _OverLastDimensions(_Affine):
     def fewest_dimensions(self, module: nn.Module) -> int:
         return len(module.normalized_shape) + 1  # type: ignore[arg-type]
 
-    def summed(self, module: nn.Module, products: Tensor, examples_first: bool) -> Tensor:
-        features = len(module.normalized_shape)  # type: ignore[arg-type]
-        products = batch_first(products, examples_first, features + 2)
-        return products.sum(tuple(range(1, products.ndim - features))) if products.ndim > features + 1 else products
+    def by_token(self, call: LayerCall, tensor: Tensor) -> Tensor:
+        """As [n, T, entries]."""
+        shape: tuple[int, ...] = call.module.normalized_shape  # type: ignore[assignment]
+        tensor = batch_first(tensor, call.context, len(shape) + 2)
+        return tensor.reshape(len(tensor), math.prod(tensor.shape[1 : -len(shape)]), math.prod(shape))
 
 
 @supports(nn.LayerNorm)
 class LayerNorm(_OverLastDimensions):
     """Mean and variance of a token's features."""
 
-    def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        assert isinstance(module, nn.LayerNorm)
-        return F.layer_norm(inputs, list(module.normalized_shape), eps=module.eps)
+    def sums(self, call: LayerCall, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(call.module, nn.LayerNorm)
+        outputs, inputs = self.by_token(call, outputs), self.by_token(call, inputs)
+        found: tuple[Tensor, Tensor] = kernel("layer_norm_sums", outputs)(
+            outputs, inputs, call.module.eps, call.planned
+        )
+        return found
 
 
 @supports(nn.RMSNorm)
 class RMSNorm(_OverLastDimensions):
     """Root mean square of a token's features."""
 
-    def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        assert isinstance(module, nn.RMSNorm)
-        return F.rms_norm(inputs, list(module.normalized_shape), eps=module.eps)
+    def sums(self, call: LayerCall, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(call.module, nn.RMSNorm)
+        products = outputs * F.rms_norm(inputs, list(call.module.normalized_shape), eps=call.module.eps)
+        return self.by_token(call, products).sum(1), self.by_token(call, outputs)[:, :0]  # it has no bias
 
 
 class _OverPlaces(_Affine):
     """Channels in the second dimension, normalised over places; the weight has one entry per channel."""
 
-    def summed(self, module: nn.Module, products: Tensor, examples_first: bool) -> Tensor:
-        return products.flatten(2).sum(2) if products.ndim > 2 else products
+    @abstractmethod
+    def groups(self, module: nn.Module) -> int:
+        """Of channels that are normalised together."""
+
+    def sums(self, call: LayerCall, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = kernel("group_norm_sums", outputs)(
+            outputs, inputs, self.groups(call.module), call.module.eps
+        )
+        return found
 
 
 @supports(nn.GroupNorm)
 class GroupNorm(_OverPlaces):
     """Mean and variance of a group of channels."""
 
-    def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
+    def groups(self, module: nn.Module) -> int:
         assert isinstance(module, nn.GroupNorm)
-        return F.group_norm(inputs, module.num_groups, eps=module.eps)
+        return module.num_groups
 
 
 @supports(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -107,9 +116,9 @@ class InstanceNorm(_OverPlaces):
         assert isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d)
         return module._get_no_batch_dim() + 1
 
-    def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
+    def groups(self, module: nn.Module) -> int:
         assert isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d)
-        return F.instance_norm(inputs, eps=module.eps)
+        return module.num_features
 
 
 def normalises_by_constants(module: _BatchNorm) -> bool:
@@ -119,7 +128,7 @@ def normalises_by_constants(module: _BatchNorm) -> bool:
 
 
 @supports(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-class BatchNorm(_OverPlaces):
+class BatchNorm(_Affine):
     """Running mean and variance of a channel, in eval mode only: they are constants then."""
 
     def check(self, module: nn.Module, name: str) -> None:
@@ -134,9 +143,13 @@ class BatchNorm(_OverPlaces):
         self.check(module, taps.module_name(module))  # it may have been switched since
         return super().after(taps, module, args, kwargs, output)
 
-    def normalised(self, module: nn.Module, inputs: Tensor) -> Tensor:
+    def sums(self, call: LayerCall, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        module = call.module
         assert isinstance(module, _BatchNorm)
         assert module.running_mean is not None
         assert module.running_var is not None
         mean, variance = module.running_mean.to(inputs.dtype), module.running_var.to(inputs.dtype)
-        return F.batch_norm(inputs, mean, variance, eps=module.eps)
+        products = outputs * F.batch_norm(inputs, mean, variance, eps=module.eps)
+        if outputs.ndim == 2:
+            return products, outputs
+        return products.flatten(2).sum(2), outputs.flatten(2).sum(2)
