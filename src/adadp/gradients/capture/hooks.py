@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from adadp.gradients.capture.slot import Slot
 from adadp.gradients.layers.layer import Layer
@@ -60,13 +61,13 @@ class WatchedPart:
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pre-hook."""
         if module is self.module and self.target.awake:
-            enter = self._enter if torch.compiler.is_dynamo_compiling() else self.target.enter
+            enter = self._enter if _compiling() else self.target.enter
             enter(self, args, kwargs)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The forward hook."""
         if module is self.module and self.target.awake:
-            leave = self._leave if torch.compiler.is_dynamo_compiling() else self.target.leave
+            leave = self._leave if _compiling() else self.target.leave
             return leave(self, args, kwargs, output)
         return None
 
@@ -78,6 +79,11 @@ def copied_from(module: nn.Module) -> nn.Module | None:
         if isinstance(owner, WatchedPart) and owner.target.module is not module:
             return owner.target.module
     return None
+
+
+def _compiling() -> bool:
+    """Whether torch.compile traces what runs now, or might: code that it gave up on calls functions that it compiles."""
+    return torch.compiler.is_dynamo_compiling() or callable(get_eval_frame_callback())
 
 
 class _NoHooks:

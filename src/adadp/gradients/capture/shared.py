@@ -156,7 +156,7 @@ class Shared(Tensor):
 
 def _operate(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if getattr(function, "__name__", "") in _ON_THE_LEAF:
-        with torch._C.DisableTorchFunctionSubclass():  # the gradient that must not come
+        with torch._C.DisableTorchFunctionSubclass():  # of the tensor itself: for the gradient that must not come
             return function(*args, **kwargs)
     name = getattr(function, "__name__", "")
     if name in _LIKE and not isinstance(args[0], Shared):  # a parameter is the pattern, and does not take part
@@ -170,7 +170,7 @@ def _operate(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 _operation = torch.compiler.disable(_operate)  # type: ignore[no-untyped-call]
 _LIKE = {"type_as", "view_as", "reshape_as", "to"}
 _ATTRIBUTES = {"__get__", "new_tensor", "new_zeros", "new_ones", "new_empty", "new_full", "size", "dim"}
-_ON_THE_LEAF = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
+_ON_THE_LEAF = {"_is_view", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
 def taking_part(arguments: Any) -> tuple[list[Shared], list[Tensor]]:
