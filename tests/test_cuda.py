@@ -14,6 +14,7 @@ from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, Privacy
 from adadp.clipping import Automatic, PerLayer
 from adadp.clipping.early import Clamped
 from adadp.errors import PrivacyError, TrainingLoopError
+from adadp.gradients import Gradients
 from adadp.gradients.forms.factors import Identity, LowRank
 from adadp.gradients.forms.low_rank import TimesLowRank
 from adadp.gradients.forms.products import Products
@@ -505,3 +506,20 @@ def test_one_example_in_replayed_bfloat16_steps() -> None:
         assert step.replays > 2
         found.append(torch.cat([p.grad.flatten() for p in model.parameters()]).double() * count)
     assert float((found[0] - found[1]).norm()) <= 1.01
+
+
+def test_factors_that_were_cut_are_let_go_by_flat_clipping() -> None:
+    """Their halves serve norms and sums: keeping both would be half as much again."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    try:
+        inputs, outputs = (torch.randn(4, 64, 128, device="cuda") for _ in range(2))
+        kept = Gradients({"w": Products(inputs, outputs)}, 4, keep=torch.ones(4, dtype=torch.bool, device="cuda"))
+        gone = Gradients({"w": Products(inputs, outputs)}, 4, keep=kept.keep)
+        assert torch.equal(kept.norms(), gone.norms(let_go=True))
+        assert not hasattr(gone.forms["w"], "inputs")
+        weights = torch.rand(4, device="cuda", dtype=torch.float64)
+        assert torch.equal(kept.weighted_sums(weights)["w"], gone.weighted_sums(weights)["w"])
+        assert torch.equal(kept.finite(), gone.finite())
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -75,7 +75,8 @@ class Flat(Clipping):
 
     def weights(self, gradients: Gradients) -> Tensor:
         """Factor for each example's gradient, [n]; 0 where it is not finite or not kept."""
-        factors = self._factor(gradients.norms())
+        # A subclass, or one whose source looks at the gradients, may ask for more than sums.
+        factors = self._factor(gradients.norms(let_go=type(self) in (Flat, Automatic)))
         # Below the smallest normal number a factor is rounded by up to a third. So a gradient that needs such a factor
         # is treated like one that is not finite, whose factor is zero or NaN.
         sure = factors * min(gradients.scale, 1.0) >= self._least_factor()

@@ -86,12 +86,15 @@ class Gradients:
         """The forms that are computed on one by one."""
         return self.forms if self._small is None else {n: f for n, f in self.forms.items() if not is_small(f)}
 
-    def norms(self) -> Tensor:
-        """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN."""
+    def norms(self, let_go: bool = False) -> Tensor:
+        """Upper bound on each example's L2 norm over all parameters here, shape [n], float64; may be Inf or NaN.
+
+        With `let_go` nothing but `weighted_sums` and `finite` is called afterwards: memory may be freed.
+        """
         forms = [*self._others.values(), *([] if self._small is None else [self._small.form])]
         operands = [(form, form.norm_operands) for form in forms]
         with exact_arithmetic():
-            squared = together.squared_norms([form for form, pair in operands if pair is None])
+            squared = together.squared_norms([form for form, pair in operands if pair is None], let_go)
             if pairs := [pair for _, pair in operands if pair is not None]:
                 squared.append(outer_norms(pairs)[-1])
         if not squared:

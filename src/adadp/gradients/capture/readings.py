@@ -91,7 +91,8 @@ class Readings:
         """Whether the situation was learnt: this one or, where readings are plain, one with other lengths."""
         if self.situation in self._known:
             return True
-        return self.plain and any(self.situation.trained == known.trained for known in self._known)
+        here = self.situation
+        return self.plain and any((here.module, here.trained) == (known.module, known.trained) for known in self._known)
 
     def begin(self) -> None:
         """The runs that follow are to be learnt from."""

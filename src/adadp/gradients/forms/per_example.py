@@ -114,8 +114,11 @@ class PerExample(ABC):
         return tuple(norms_of(self.factors))
 
     @classmethod  # noqa: B027 - most have nothing in common
-    def prepare(cls, forms: Sequence[Self]) -> None:
-        """Do at once what the norms of several forms of this class have in common; each keeps its part."""
+    def prepare(cls, forms: Sequence[Self], let_go: bool) -> None:
+        """Do at once what the norms of several forms of this class have in common; each keeps its part.
+
+        With `let_go` nothing but norms and weighted sums is asked for afterwards: what they do not need may be freed.
+        """
 
     @property
     def norm_operands(self) -> Pair | None:

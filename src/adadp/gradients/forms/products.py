@@ -147,7 +147,7 @@ class Products(PerExample):
         return found
 
     @classmethod
-    def prepare(cls, forms: Sequence[Products]) -> None:
+    def prepare(cls, forms: Sequence[Products], let_go: bool) -> None:
         """Cut those that are cut at all and were not yet."""
         waiting = [form for form in forms if form._way == "half" and form.halved is None]
         for some in alike(waiting, lambda form: (form.planned, layout(form.outputs), layout(form.inputs))):
@@ -155,6 +155,8 @@ class Products(PerExample):
             group = Halves(outputs, inputs, [form.lengths for form in some], some[0].planned)
             for place, form in enumerate(some):
                 form._halved = HalvedProducts(group, place, form)
+                if let_go:
+                    del form.inputs, form.outputs  # twice as large as what was cut
 
     @property
     def norm_floor(self) -> Tensor | None:
@@ -423,7 +425,7 @@ class Products(PerExample):
         if self._halves:
             outputs, inputs = self.lengths
             weighable = torch.maximum(outputs, inputs) < MOST_WEIGHTED
-            return weighable & (outputs * inputs < largest_number(self.outputs))
+            return weighable & (outputs * inputs < torch.finfo(torch.float32).max / 2)
         return bounded_factors(self.reach, *self.largest_factors) < largest_number(self.outputs)
 
 

@@ -16,8 +16,8 @@ from adadp.gradients.forms.products import Products
 from adadp.gradients.rounding import norms_of
 
 
-def squared_norms(forms: Sequence[PerExample]) -> list[Tensor]:
-    """`squared_norms` of each."""
+def squared_norms(forms: Sequence[PerExample], let_go: bool) -> list[Tensor]:
+    """`squared_norms` of each. With `let_go` only these and weighted sums are asked for afterwards."""
     waiting = [form for form in forms if "lengths" not in vars(form)]
     lengths = iter(norms_of([factor for form in waiting for factor in form.factors]))
     for form in waiting:
@@ -26,7 +26,7 @@ def squared_norms(forms: Sequence[PerExample]) -> list[Tensor]:
     for form in forms:
         kinds.setdefault(type(form), []).append(form)
     for kind, some in kinds.items():
-        kind.prepare(some)
+        kind.prepare(some, let_go)
     return [form.squared_norms() for form in forms]
 
 

@@ -163,7 +163,7 @@ class Convolution(PerExample):
         return squared
 
     @classmethod
-    def prepare(cls, forms: Sequence[Convolution]) -> None:
+    def prepare(cls, forms: Sequence[Convolution], let_go: bool) -> None:
         """Measure those that are measured by a kernel and were not yet; others would be copied, several at a time."""
         waiting = [form for form in forms if form._measured_as_it_is and "_squared_norms" not in vars(form)]
         for some in alike(waiting, lambda f: (f.geometry, f.planned, layout(f.outputs), layout(f.inputs))):
