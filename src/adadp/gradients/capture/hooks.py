@@ -82,7 +82,7 @@ def copied_from(module: nn.Module) -> nn.Module | None:
 
 
 def _compiling() -> bool:
-    """Whether torch.compile traces what runs now, or might: code that it gave up on calls functions that it compiles."""
+    """Whether torch.compile traces what runs now, or might: what it gave up on calls functions that it compiles."""
     return torch.compiler.is_dynamo_compiling() or callable(get_eval_frame_callback())
 
 

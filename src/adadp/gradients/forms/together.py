@@ -16,7 +16,7 @@ from adadp.gradients.forms.products import Products
 from adadp.gradients.rounding import norms_of
 
 
-def squared_norms(forms: Sequence[PerExample], let_go: bool) -> list[Tensor]:
+def squared_norms(forms: Sequence[PerExample], let_go: bool = False) -> list[Tensor]:
     """`squared_norms` of each. With `let_go` only these and weighted sums are asked for afterwards."""
     waiting = [form for form in forms if "lengths" not in vars(form)]
     lengths = iter(norms_of([factor for form in waiting for factor in form.factors]))
