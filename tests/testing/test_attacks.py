@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from adadp import PrivacyEngine
 from adadp.checks.inputs import StaleOutputs
 from adadp.checks.trial import Trial
+from adadp.gradients import Capture
 from adadp.testing import influence, spending
 from testing import loops
 from testing.loops import answers, rows, trainer
@@ -246,6 +247,7 @@ def test_a_state_that_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert influence(handing_on, words, examples=["ordinary"], among="own").verdict == "refused"
     monkeypatch.setattr(StaleOutputs, "note", lambda *arguments: None)
     monkeypatch.setattr(Trial, "before_call", lambda *arguments: None)
+    monkeypatch.setattr(Capture, "sure", False)
     found = influence(handing_on, words, examples=["ordinary"], among="own")
     assert found.exceeded, str(found)
     assert "not in this lot" in found.why

@@ -18,6 +18,7 @@ from adadp.algorithms import Task
 from adadp.algorithms.agd import AGD
 from adadp.checks.trial import Trial
 from adadp.errors import ConfigurationError
+from adadp.gradients import Capture
 from adadp.testing import Influence, influence
 from testing import loops
 from testing.loops import Texts, answers, rows, trainer
@@ -68,6 +69,7 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine tries nothing out, so that it refuses little and the test has to find what there is."""
     monkeypatch.setattr(Trial, "before_call", lambda *arguments: None)
     monkeypatch.setattr(Trial, "of_rows", lambda *arguments: None)
+    monkeypatch.setattr(Capture, "sure", False)  # so that what was not tried is not refused for that
 
 
 @pytest.mark.parametrize("name", FALSE)
