@@ -22,8 +22,8 @@ from adadp.checks.result_comparison import ExampleAxis, coarse, example_axis, ex
 from adadp.checks.seeds import generators_kept, seed_of, seeded
 from adadp.checks.trial_rows import Row, replaced, splits, unlike_rows
 from adadp.checks.trial_runs import LossRuns, TrialRuns
-from adadp.gradients.capture.capture import Observed
 from adadp.gradients.capture.readings import UnlearntError
+from adadp.gradients.capture.work import Observed
 
 _NUMBERS = (4, 3, 5, 6, 7, 8)  # of rows, tried in this order
 #: The kind of row that replaces examples, one for each split of four rows.

@@ -20,8 +20,8 @@ from adadp.checks.module_state import ModuleState
 from adadp.checks.seeds import Draws, seed_of, seeded
 from adadp.checks.trial_rows import Row, unlike_rows, with_rows
 from adadp.gradients import Capture
-from adadp.gradients.capture.capture import Observed
 from adadp.gradients.capture.readings import UnlearntError
+from adadp.gradients.capture.work import Observed
 
 Result = TypeVar("Result")
 #: The scalar that is differentiated, computed from the tensors that a run returns; None where there is none.

@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -27,54 +27,19 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from adadp.errors import TrainingLoopError, UnsupportedModuleError
+from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.hooks import WatchedPart
 from adadp.gradients.capture.meetings import Meetings, UnruledError
 from adadp.gradients.capture.readings import FREE, UNTRIED, Readings, Situation
 from adadp.gradients.capture.shared import Shared, refuse_shared
 from adadp.gradients.capture.slot import past
-from adadp.gradients.capture.tap import Record, Tap, TappedCall, backward_pass
+from adadp.gradients.capture.tap import Record, Tap, TappedCall, backward_pass, refuse_count, refuse_misplaced
 from adadp.gradients.capture.tree import UNSEEN, Tree
+from adadp.gradients.capture.work import Frame, Observed, Work
 from adadp.gradients.forms.dense import merged
 from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.layers.layer import Layer
 from adadp.gradients.rounding import exact_arithmetic
-
-
-@dataclass
-class Observed:
-    """What modules returned and what layers were given inside `Capture.observing`."""
-
-    outputs: list[tuple[str, list[Tensor]]] = field(default_factory=list)
-    inputs: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # a layer's, with the output it gave
-    free: list[tuple[str, Tensor]] = field(default_factory=list)  # what is taken to be the same whatever the examples
-
-
-@dataclass
-class Work:
-    """What modules run for at the moment: one microbatch, or something beside it (`Capture.aside`)."""
-
-    tag: object = None  # which microbatch
-    count: int | None = None  # its examples
-    planned: int | None = None  # how many examples such a microbatch is planned for, a public number
-    aside: bool = False
-    trial: bool = False  # a run of a trial, which may be begun again
-    derived: list[Shared] = field(default_factory=list)  # values made of parameters in its passes
-    uses: Counter[str] = field(default_factory=Counter)  # calls that used a parameter, by its name
-    anchors: list[Tensor] = field(default_factory=list)  # of its passes
-    records: list[Record] = field(default_factory=list)  # of calls that a backward pass came through
-    refusals: list[str] = field(default_factory=list)  # why such a call's gradients must not be used
-
-
-class Frame:
-    """A watched module that runs."""
-
-    __slots__ = ("active", "part", "places", "shared")
-
-    def __init__(self, part: WatchedPart, active: bool, shared: bool) -> None:
-        self.part, self.active = part, active
-        self.shared = shared  # whether it was given parameters as its input
-        self.places: dict[tuple[Any, ...], int] = {}  # operations and inputs so far, by label
 
 
 class FirstCall(Protocol):
@@ -519,32 +484,11 @@ class Capture:
         parts: dict[str, list[PerExample]] = {}
         for record in records:
             call = record.call
-            self._refuse_misplaced(call)
+            refuse_misplaced(call, self.tag)
             if call.refusal is not None:
                 raise UnsupportedModuleError(call.refusal)
             for own, form in record.forms().items():
                 if count is not None:
-                    self._refuse_count(call, form, count)
+                    refuse_count(call, form, count)
                 parts.setdefault(call.names[own], []).append(form)
         return {name: merged(forms) for name, forms in parts.items()}
-
-    def _refuse_count(self, call: TappedCall, form: PerExample, count: int) -> None:
-        if form.count != count:
-            raise UnsupportedModuleError(
-                f"{self.module_name(call.module)}: its input holds {form.count} examples where the microbatch has "
-                f"{count}. A module that reshapes, repeats or drops examples has no per-example gradients. Keep "
-                "examples in the first dimension (batch_first=False for [T, N, ...] sequences) from the loader to the "
-                "loss."
-            )
-
-    def _refuse_misplaced(self, call: TappedCall) -> None:
-        if call.recomputed:
-            raise TrainingLoopError(
-                f"{self.module_name(call.module)} ran again inside the backward pass: reentrant checkpointing "
-                "is not supported. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
-            )
-        if call.tag is not self.tag:
-            raise TrainingLoopError(
-                "a backward pass of an earlier lot or microbatch was not followed by optimizer.step(). Call step() "
-                "after every batch of the loader; lots larger than memory are cut by max_physical_batch_size=."
-            )

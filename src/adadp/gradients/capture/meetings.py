@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
+from adadp.gradients.capture import tapped_operations  # noqa: F401 - registers its rules
 from adadp.gradients.capture.operations import EXPANDING, RULES, UNKNOWN, NoRule, Operation
 from adadp.gradients.capture.readings import FREE, ONE_ROW, Reading, UnreadError, of_rows
 from adadp.gradients.capture.shared import EXPANSION, LayerOrigin, Shared, kept_whole, made_shared
@@ -60,28 +61,20 @@ class Meetings:
         count = self._capture.rows
         try:
             if count is not None:
-                return self._result(function, args, kwargs, shared, others, count)
+                name = getattr(function, "__name__", "")
+                return self._result(Operation(function, name, args, kwargs, shared, others, count))
         except UnreadError as error:  # refused where a gradient comes, and not before: this may be an evaluation
             self.unread = str(error)
         with torch._C.DisableTorchFunctionSubclass():  # a gradient that comes back here is seen, and refused
             return function(*args, **kwargs)
 
-    def _result(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        shared: Sequence[Shared],
-        others: Sequence[Tensor],
-        count: int,
-    ) -> Any:
-        name = getattr(function, "__name__", "")
+    def _result(self, operation: Operation) -> Any:
+        name, others = operation.name, operation.others
         versions = [other._version for other in others]
-        operation = Operation(function, name, args, kwargs, shared, others, count)
         operation.others = [other for other in others if not self._capture.constant(other)]
         if not operation.others and name not in EXPANDING:
             return self._unless_written(operation, others, versions)
-        if count == 1:  # one example: its copy of a value is the value
+        if operation.count == 1:  # one example: its copy of a value is the value
             return operation.with_copies(lambda one: self.expand(one, fresh=True)[0])
         try:
             rule = RULES.get(name, UNKNOWN)
@@ -96,7 +89,7 @@ class Meetings:
                 return operation.with_copies(lambda one: one.value.detach())
             return rule.meet(operation, reading, self)
         except NoRule:
-            raise self._unruled(name, shared) from None
+            raise self._unruled(name, operation.shared) from None
 
     def _unless_written(self, operation: Operation, tensors: Sequence[Tensor], versions: Sequence[int]) -> Any:
         """The result as a shared value; refused where a parameter was written into a tensor that is none."""

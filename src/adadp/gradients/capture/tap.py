@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from adadp.errors import UnsupportedModuleError
+from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.layers.layer import Layer, LayerCall
 from adadp.gradients.rounding import exact_arithmetic
@@ -68,6 +68,31 @@ class Record:
 def backward_pass() -> int:
     """The number of the backward pass that is running, -1 where none is."""
     return torch._C._current_graph_task_id()
+
+
+def refuse_count(call: TappedCall, form: PerExample, count: int) -> None:
+    """Raise where a call's gradients are not those of `count` examples."""
+    if form.count != count:
+        raise UnsupportedModuleError(
+            f"{call.capture.module_name(call.module)}: its input holds {form.count} examples where the microbatch has "
+            f"{count}. A module that reshapes, repeats or drops examples has no per-example gradients. Keep "
+            "examples in the first dimension (batch_first=False for [T, N, ...] sequences) from the loader to the "
+            "loss."
+        )
+
+
+def refuse_misplaced(call: TappedCall, tag: object) -> None:
+    """Raise where a call was made for another microbatch than `tag`, or inside a backward pass."""
+    if call.recomputed:
+        raise TrainingLoopError(
+            f"{call.capture.module_name(call.module)} ran again inside the backward pass: reentrant checkpointing "
+            "is not supported. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+        )
+    if call.tag is not tag:
+        raise TrainingLoopError(
+            "a backward pass of an earlier lot or microbatch was not followed by optimizer.step(). Call step() "
+            "after every batch of the loader; lots larger than memory are cut by max_physical_batch_size=."
+        )
 
 
 class Tap(torch.autograd.Function):
