@@ -23,6 +23,7 @@ LEAVES = {
     "checks/": "each function raises, or notes something for the guarantee: no number of a release is made there",
     "gradients/capture/slot.py": "stands in for parameters while the model runs, so that an unseen use is refused",
     "gradients/capture/tree.py": "which layer answers for each module, and its slots",
+    "gradients/capture/work.py": "what runs at the moment: holds it, and computes nothing",
     "gradients/capture/readings.py": "says whether the examples are where they were in the trials; nothing else here",
     "gradients/capture/hooks.py": "what torch calls around each module: passes on to the capture",
     "clipping/early.py": "an optimisation of Local: for every other clipping it returns at once",

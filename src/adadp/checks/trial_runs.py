@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from adadp.checks.containers import Arguments, tensors_in
 from adadp.checks.gradient_norms import Norms, example_norms
 from adadp.checks.module_state import ModuleState
+from adadp.checks.result_comparison import differs
 from adadp.checks.seeds import Draws, seed_of, seeded
-from adadp.checks.trial_rows import Row, unlike_rows, with_rows
+from adadp.checks.trial_rows import Row, replaced, unlike_rows, with_rows
+from adadp.errors import PrivacyError, UnsupportedModuleError
 from adadp.gradients import Capture
 from adadp.gradients.capture.readings import UnlearntError
 from adadp.gradients.capture.work import Observed
@@ -28,6 +30,11 @@ Result = TypeVar("Result")
 Total = Callable[[list[Tensor]], Tensor | None]
 
 
+_OTHER_ROWS = (
+    "{} is given rows that are not those of one example after the other (sequences first, sorted or mixed examples, as "
+    "many rows as the data say): its gradients cannot be told apart by example. Keep examples in the first dimension, "
+    "from the loader to the loss."
+)
 #: Rounds of learning: each may show operations on what the one before found to be free of examples.
 _LEARNING = 8
 
@@ -104,10 +111,33 @@ class TrialRuns:
                     self.outputs(self.leaves(rows[:number]))
                 if readings.settled():
                     break
+            self._refuse_other_rows(rows)
         except BaseException:
             readings.abandon()
             raise
         readings.end()
+
+    def _refuse_other_rows(self, rows: Sequence[Row]) -> None:
+        """Raise where what is read as an example's rows changes with another example: they are in another order."""
+        kept = [1, 3]
+        with self.capture.readings.rows_seen() as base:
+            self.outputs(self.leaves(rows))
+        for kind in ("large", "own"):
+            with self.capture.readings.rows_seen() as found:
+                try:
+                    self.outputs(self.leaves(replaced(rows, kept, kind)))
+                except PrivacyError:
+                    raise
+                except Exception:
+                    if kind == "own":
+                        raise
+                    continue  # the model does not take such examples
+            break
+        if [name for name, _ in base] != [name for name, _ in found]:
+            return  # other modules ran, for random numbers
+        for (name, one), (_, other) in zip(base, found, strict=True):
+            if one is None or other is None or one.shape != other.shape or differs(one, other, 0, kept):
+                raise UnsupportedModuleError(_OTHER_ROWS.format(name))
 
     def on(self, arguments: Arguments) -> TrialRuns:
         """The same on other arguments."""

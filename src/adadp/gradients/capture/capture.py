@@ -30,10 +30,10 @@ from torch.utils._pytree import tree_leaves
 from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.hooks import WatchedPart
 from adadp.gradients.capture.meetings import Meetings, UnruledError
-from adadp.gradients.capture.readings import FREE, UNTRIED, Readings, Situation
+from adadp.gradients.capture.readings import FREE, ONE_ROW, UNTRIED, Readings, Situation
 from adadp.gradients.capture.shared import Shared, refuse_shared
 from adadp.gradients.capture.slot import past
-from adadp.gradients.capture.tap import Record, Tap, TappedCall, backward_pass, refuse_count, refuse_misplaced
+from adadp.gradients.capture.tap import Record, Tap, TappedCall, backward_pass, refuse_count, refuse_misplaced, unfolded
 from adadp.gradients.capture.tree import UNSEEN, Tree
 from adadp.gradients.capture.work import Frame, Observed, Work
 from adadp.gradients.forms.dense import merged
@@ -85,6 +85,7 @@ class Capture:
         )
         self.notices: list[tuple[str, str]] = []  # name and class of each module that goes through torch.func unasked
         self.running: list[Frame] = []
+        self._refusal: str | None = None  # why the call that is tapped next must not be used
         self._depth = 0  # how many of them run with gradients wanted
         self.passes = 0  # how many were begun
         self.anchor = torch.zeros((), requires_grad=True)
@@ -204,7 +205,7 @@ class Capture:
         part.calls = part.calls + 1 if part.in_pass == self.passes else 0
         part.in_pass = self.passes
         if self.readings.learning:
-            part.learnt = max(part.learnt, part.calls + 1)
+            self.readings.called(self.module_name(part.module), part.calls + 1)
         if layer is None:
             return
         if any(slot.taken for slot in part.slots):  # by torch.func.functional_call: it has other weights for this call
@@ -303,16 +304,23 @@ class Capture:
         if not names:
             return tuple(outputs)
         each, rows = 1, self.rows
-        refusal = None if rows == 1 or self.tried(module) else UNTRIED.format(self.module_name(module))
+        refusal, self._refusal = self._refusal, None
+        if rows != 1 and not self.tried(module):
+            refusal = UNTRIED.format(self.module_name(module))
         if saved and rows is not None and self.batch_first and (layer.tokenwise or layer.repeatable):
             inputs = saved[0]
             usual = inputs.ndim and inputs.shape[0] == rows
             if not (usual and self.readings.plain) and (layer.tokenwise or len(inputs) == 1 != rows):
-                reading, refusal = self.meetings.reading_of(inputs, rows)
+                reading, unread = self.meetings.reading_of(inputs, rows)
+                refusal = refusal or unread
                 if reading == FREE:
                     return (self.meetings.of_layer(outputs[0], layer, module, context, saved, names),)
                 each = reading[1]
         if not self.readings.plain and self.readings.learning:
+            if saved and self.batch_first and rows is not None and not layer.own_rows:
+                inputs = saved[0]
+                fits = inputs.ndim and inputs.shape[0] == rows * each
+                self.readings.saw(self.module_name(module), unfolded(inputs, each) if fits else None)
             return tuple(outputs)
         call = self.called(layer, module, names, context, each)
         call.refusal = refusal
@@ -329,7 +337,20 @@ class Capture:
         if not self.sure:
             return True
         part = self.running[-1].part
-        return part.module is not module or part.tried
+        return part.module is not module or self.readings.tried(self.module_name(module), part.calls)
+
+    def is_batched(self, tensor: Tensor) -> bool:
+        """Whether an argument of the module that runs has a row for each example; else it is the same for all."""
+        rows = self.rows
+        if not tensor.ndim or rows is None or rows == 1 or not self.batch_first:
+            return bool(tensor.ndim and (rows is None or tensor.shape[0] == rows))
+        reading, refusal = self.meetings.reading_of(tensor, rows)
+        if reading[1] > 1 and self.sure:
+            refusal = refusal or UNTRIED.format(self.module_name(self.running[-1].part.module))
+        self._refusal = self._refusal or refusal  # of the call that is tapped next
+        if self.readings.learning and reading == ONE_ROW:
+            self.readings.saw(self.module_name(self.running[-1].part.module), tensor)
+        return reading == ONE_ROW
 
     def called(
         self, layer: Layer, module: nn.Module, names: Mapping[str, str], context: Any, each: int = 1

@@ -37,20 +37,14 @@ class WatchedPart:
         layer: the layer that answers for it, None for one without.
         slots: of the parameters that the layer answers for.
         calls: which call of it runs in the pass of number `in_pass`, from 0 on.
-        learnt: how many calls a pass had in runs to learn from.
     """
 
     def __init__(self, target: HookTarget, module: nn.Module, layer: Layer | None, slots: Sequence[Slot]) -> None:
         self.target, self.module, self.layer, self.slots = target, module, layer, tuple(slots)
-        self.calls = self.in_pass = self.learnt = 0
+        self.calls = self.in_pass = 0
         # Under torch.compile the hooks are left out of the graph. Elsewhere they are called directly, which is cheaper.
         self._enter = torch.compiler.disable(target.enter)  # type: ignore[no-untyped-call]
         self._leave = torch.compiler.disable(target.leave)  # type: ignore[no-untyped-call]
-
-    @property
-    def tried(self) -> bool:
-        """Whether trials saw this call, or others of a module that is called as often as an example is long."""
-        return self.calls < self.learnt or self.learnt > 1
 
     def __deepcopy__(self, memo: Any) -> WatchedPart:
         return self

@@ -18,7 +18,7 @@ from adadp.gradients.capture import tapped_operations  # noqa: F401 - registers 
 from adadp.gradients.capture.operations import EXPANDING, RULES, UNKNOWN, NoRule, Operation
 from adadp.gradients.capture.readings import FREE, ONE_ROW, Reading, UnreadError, of_rows
 from adadp.gradients.capture.shared import EXPANSION, LayerOrigin, Shared, kept_whole, made_shared
-from adadp.gradients.capture.tap import Expand, Tap
+from adadp.gradients.capture.tap import Expand, Tap, unfolded
 from adadp.gradients.layers.layer import Layer
 
 if TYPE_CHECKING:
@@ -101,12 +101,15 @@ class Meetings:
     def _observe_rows(self, tensors: Sequence[Tensor], reading: Reading) -> None:
         """Show the trial that observes what is taken for the rows of the examples."""
         capture = self._capture
-        if capture.observed is None or reading[0] != "rows":
+        if reading[0] != "rows" or (capture.observed is None and not capture.readings.learning):
             return
+        name = capture.module_name(self._place())
         for tensor in tensors:
             if tensor.ndim and tensor.shape[0] == (capture.rows or 0) * reading[1]:
-                rows = tensor.detach().unflatten(0, (-1, reading[1])) if reading[1] > 1 else tensor.detach()  # type: ignore[no-untyped-call]
-                capture.observed.outputs.append((capture.module_name(self._place()), [rows.clone()]))
+                rows = unfolded(tensor.detach(), reading[1])
+                capture.readings.saw(name, rows)
+                if capture.observed is not None:
+                    capture.observed.outputs.append((name, [rows.clone()]))
 
     def _shared(self, operation: Operation) -> Any:
         with kept_whole():
@@ -149,7 +152,7 @@ class Meetings:
         if inputs.requires_grad:  # made of the examples
             possible = [one for one in possible if one != FREE] or [ONE_ROW]
         try:
-            return self._read(("input",), possible), None
+            return self._read(("input", inputs.ndim), possible), None
         except UnreadError as error:
             return ONE_ROW, str(error)
 

@@ -127,7 +127,7 @@ class Broadcast(Rule):
             self._least and min(tensor.ndim for tensor in _tensors(operation)) < self._least
         ):
             raise NoRule
-        if name == "masked_fill":  # which takes a single value
+        if name == "masked_fill" and isinstance(operation.args[-1], Shared):  # it takes a single value
             whole, mask, value = operation.args
             return torch.where(mask, aligned(value, meeting, top, each).to(whole.dtype), whole)
         return operation.with_copies(lambda shared: aligned(shared, meeting, top, each))

@@ -7,9 +7,12 @@ folded with the tokens of each), and what stays the same has none (positions, ta
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+
+from torch import Tensor
 
 from adadp.errors import PrivacyError, UnsupportedModuleError
 
@@ -73,6 +76,8 @@ class Readings:
 
     def __init__(self) -> None:
         self._known: dict[Situation, dict[Hashable, Reading]] = {}
+        self._calls: dict[Situation, dict[str, int]] = {}  # how often runs to learn from called a module
+        self._rows: list[tuple[str, Tensor | None]] | None = None
         self._session: _Session | None = None
         self.situation = Situation()
         self.plain = True
@@ -91,8 +96,41 @@ class Readings:
         """Whether the situation was learnt: this one or, where readings are plain, one with other lengths."""
         if self.situation in self._known:
             return True
+        return self.plain and self._like_this() is not None
+
+    def _like_this(self) -> Situation | None:
+        """A situation with other lengths that serves for this one: no module is called more than once in it."""
         here = self.situation
-        return self.plain and any((here.module, here.trained) == (known.module, known.trained) for known in self._known)
+        if here in self._known:
+            return here
+        for known in self._known:
+            if (here.module, here.trained) == (known.module, known.trained):
+                return known if max(self._calls.get(known, {}).values(), default=1) == 1 else None
+        return None
+
+    def called(self, module: str, calls: int) -> None:
+        """Note how often a module was called in a run to learn from."""
+        counts = self._calls.setdefault(self.situation, {})
+        counts[module] = max(counts.get(module, 0), calls)
+
+    def tried(self, module: str, call: int) -> bool:
+        """Whether runs to learn from had this call of a module (from 0 on)."""
+        situation = self._like_this()
+        return situation is not None and call < self._calls.get(situation, {}).get(module, 0)
+
+    @contextmanager
+    def rows_seen(self) -> Iterator[list[tuple[str, Tensor | None]]]:
+        """Collect what is read as the examples' rows in the runs inside, [n, ...]; None for what cannot be theirs."""
+        self._rows = []
+        try:
+            yield self._rows
+        finally:
+            self._rows = None
+
+    def saw(self, module: str, rows: Tensor | None) -> None:
+        """Note what is read as the examples' rows."""
+        if self._rows is not None:
+            self._rows.append((module, None if rows is None else rows.detach().clone()))
 
     def begin(self) -> None:
         """The runs that follow are to be learnt from."""
@@ -124,6 +162,7 @@ class Readings:
     def forget_since(self, known: Mapping[Situation, dict[Hashable, Reading]]) -> None:
         """Keep only what was known then: the runs since were made with something else taken for the examples."""
         self._known = dict(known)
+        self._calls = {situation: calls for situation, calls in self._calls.items() if situation in known}
         self._see_whether_plain()
 
     def _see_whether_plain(self) -> None:
@@ -148,7 +187,7 @@ class Readings:
         if known is None and self.plain:  # lengths do not matter then
             known = next((places[key] for places in self._known.values() if key in places), None)
         if known is not None:
-            if known in possible:
+            if known in possible and not (sure and self._ambiguous(key, possible)):
                 return known
             raise UnreadError(_CHANGED.format(_name(key)))
         if trial:
@@ -156,6 +195,13 @@ class Readings:
         if sure:
             raise UnreadError(UNTRIED.format(_name(key)))
         return possible[0]
+
+    def _ambiguous(self, key: Hashable, possible: Sequence[Reading]) -> bool:
+        """Whether other calls of the same place are read otherwise, in a way that is possible here: it may be one."""
+        assert isinstance(key, tuple)
+        known = self._known.get(self.situation, {})
+        alike = {reading for other, reading in known.items() if isinstance(other, tuple) and other[:2] == key[:2]}
+        return len(alike) > 1 and sum(reading in possible for reading in alike) > 1
 
     def _narrowed(self, session: _Session, key: Hashable, possible: Sequence[Reading]) -> Reading:
         before = session.seen.get(key)

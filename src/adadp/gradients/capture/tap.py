@@ -36,7 +36,7 @@ class TappedCall:
 
     def unfolded(self, tensor: Tensor) -> Tensor:
         """A tensor of the call with examples alone in the first dimension."""
-        return tensor if self.each == 1 else tensor.unflatten(0, (-1, self.each))  # type: ignore[no-untyped-call]
+        return unfolded(tensor, self.each)
 
 
 class Record:
@@ -68,6 +68,11 @@ class Record:
 def backward_pass() -> int:
     """The number of the backward pass that is running, -1 where none is."""
     return torch._C._current_graph_task_id()
+
+
+def unfolded(tensor: Tensor, each: int) -> Tensor:
+    """[n * each, ...] as [n, each, ...]; the tensor itself for one row an example."""
+    return tensor if each == 1 else tensor.unflatten(0, (-1, each))  # type: ignore[no-untyped-call]
 
 
 def refuse_count(call: TappedCall, form: PerExample, count: int) -> None:

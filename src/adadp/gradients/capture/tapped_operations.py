@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from adadp.gradients.capture.operations import Broadcast, Meeting, NoRule, Operation, Rule, aligned, made, register
 from adadp.gradients.capture.readings import FREE, Reading, of_rows
 from adadp.gradients.capture.shared import Shared, back_to_origins
+from adadp.gradients.capture.tap import unfolded
 from adadp.gradients.forms.dense import Dense, merged
 from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.forms.products import Products
@@ -44,11 +45,6 @@ class _Formed(Rule, Layer):
     def plain(self, operation: Operation) -> Any:
         """The result, without a way back to the parameters."""
         return operation.with_copies(lambda shared: shared.value.detach())
-
-
-def unfolded(tensor: Tensor, each: int) -> Tensor:
-    """[n * each, ...] as [n, each, ...]; the tensor itself for one row an example."""
-    return tensor if each == 1 else tensor.unflatten(0, (-1, each))  # type: ignore[no-untyped-call]
 
 
 def gathered(parts: Sequence[tuple[Any, PerExample | None]]) -> Mapping[str, PerExample]:

@@ -29,6 +29,7 @@ class ThroughFunc(Layer):
     """
 
     atomic: ClassVar[bool] = True
+    own_rows: ClassVar[bool] = True
 
     def after(self, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         leaves, inputs = pytree.tree_flatten((args, kwargs))
@@ -37,22 +38,21 @@ class ThroughFunc(Layer):
         floating = [isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in outputs]
         rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         places = [isinstance(leaf, Tensor) for leaf in leaves]
-        context = (inputs, places, rest, floating, taps.chunk, taps.module_name(module), taps.batch_first)
+        batched = [0 if taps.is_batched(tensor) else None for tensor in tensors]
+        context = (inputs, places, rest, floating, taps.chunk, taps.module_name(module), taps.batch_first, batched)
         given = [leaf for leaf, is_floating in zip(outputs, floating, strict=True) if is_floating]
         tapped = iter(taps.tap(self, module, given, tensors, context))
         return pytree.tree_unflatten([next(tapped) if f else o for o, f in zip(outputs, floating, strict=True)], form)
 
     def per_example(self, call: LayerCall) -> Mapping[str, PerExample]:
-        inputs, places, rest, floating, chunk, name, batch_first = call.context
+        inputs, places, rest, floating, chunk, name, batch_first, batched = call.context
         if not batch_first:
             raise UnsupportedModuleError(f"{name}: torch.func needs examples in the first dimension (batch_first=True)")
-        module, first = call.module, call.gradients[0]
-        count = first.shape[0] if first.ndim else -1
+        module = call.module
         everything = _parameters(module)
         parameters = {own: value for own, value in everything.items() if own in call.wanted}
         fixed = {own: value for own, value in everything.items() if own not in call.wanted}
         state = {**fixed, **dict(module.named_buffers())}
-        batched = [0 if tensor.ndim and tensor.shape[0] == count else None for tensor in call.saved]
 
         def gradient_of_one(tensors: list[Tensor], output_gradients: list[Tensor]) -> dict[str, Tensor]:
             present = iter(t.unsqueeze(0) if d == 0 else t for t, d in zip(tensors, batched, strict=True))

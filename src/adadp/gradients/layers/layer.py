@@ -55,6 +55,9 @@ class Taps(Protocol):
     def watches(self, module: nn.Module) -> bool:
         """Whether a call of `module` is to be seen now."""
 
+    def is_batched(self, tensor: Tensor) -> bool:
+        """Whether an argument of the module that runs has a row for each example; else it is the same for all."""
+
     def alias(self, module: nn.Module, name: str) -> Tensor | None:
         """The value of a module's parameter, detached; None if the module has no such parameter."""
 
@@ -104,6 +107,8 @@ class Layer(ABC):
     tokenwise: ClassVar[bool] = False
     #: An input [1, ...] may be the same for all examples.
     repeatable: ClassVar[bool] = False
+    #: Asks by itself where the examples are in each of its inputs.
+    own_rows: ClassVar[bool] = False
     #: The methods that define what the module computes. A subclass that replaces one is not known.
     defining: ClassVar[tuple[str, ...]] = ("forward",)
     #: The shape of a batch of inputs, for the message that refuses an input without one.
