@@ -51,7 +51,7 @@ def test_between_trials_nothing_runs() -> None:
         calls.clear()
         run(normal(8, 6), lot=lot)
         assert (len(calls) == 1) == (lot not in (0, 1, 10, 100))
-        assert len(calls) <= (12 if lot else 16)  # the first one learns where the examples are, too
+        assert len(calls) <= (12 if lot else 20)  # the first one learns where the examples are, too
 
 
 def test_mixing_that_starts_later_is_found_at_the_next_trial() -> None:

@@ -31,9 +31,9 @@ Total = Callable[[list[Tensor]], Tensor | None]
 
 
 _OTHER_ROWS = (
-    "{} is given rows that are not those of one example after the other (sequences first, sorted or mixed examples, as "
-    "many rows as the data say): its gradients cannot be told apart by example. Keep examples in the first dimension, "
-    "from the loader to the loss."
+    "{} mixes examples, or is given them in another order than that of the batch: what it gets as one example's rows "
+    "changes with another example (sequences first, sorted examples, as many rows as the data say). Keep examples in "
+    "the first dimension, from the loader to the loss."
 )
 #: Rounds of learning: each may show operations on what the one before found to be free of examples.
 _LEARNING = 8
