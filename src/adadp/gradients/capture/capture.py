@@ -204,10 +204,10 @@ class Capture:
         self._depth += 1
         part.calls = part.calls + 1 if part.in_pass == self.passes else 0
         part.in_pass = self.passes
-        if self.readings.learning:
-            self.readings.called(self.module_name(part.module), part.calls + 1)
         if layer is None:
             return
+        if self.readings.learning:
+            self.readings.called(self.module_name(part.module), part.calls + 1)
         if any(slot.taken for slot in part.slots):  # by torch.func.functional_call: it has other weights for this call
             self.running[-1].shared = shared = True
         if not shared:
