@@ -229,3 +229,70 @@ def test_noise_on_a_cpu_is_drawn_with_tails() -> None:
     near = plain.abs() <= 4
     assert torch.equal(drawn[near], plain[near])
     assert not torch.equal(drawn[~near], plain[~near])
+
+
+# ---- the noise of a lot -----------------------------------------------------------------------------------------------
+
+
+def test_with_a_seed_a_lots_noise_follows_from_its_number_and_attempt() -> None:
+    like = torch.zeros(50)
+    one, other = Randomness(7), Randomness(7)
+    one.begin_lot(3)
+    first, more = one.normal(like), one.normal(like)
+    other.normal(like)  # whatever was drawn before does not matter
+    other.begin_lot(3)
+    assert torch.equal(first, other.normal(like))
+    assert not torch.equal(first, more)
+    for number, attempt in ((4, 0), (3, 1), (31, 0)):
+        other.begin_lot(number, attempt)
+        assert not torch.equal(first, other.normal(like))
+
+
+def test_without_a_seed_a_lot_restarts_nothing() -> None:
+    like = torch.zeros(50)
+    source = Randomness()
+    source.begin_lot(3)
+    first = source.normal(like)
+    source.begin_lot(3)
+    assert not torch.equal(first, source.normal(like))
+
+
+def test_generators_that_were_renewed_share_no_noise_of_any_lot() -> None:
+    source, device, drawn = Randomness(7), torch.device("cpu"), []
+    old = source.generator(device)
+    for number in range(3):
+        source.begin_lot(number)
+        if number == 1:
+            source.renew(device)
+            source.begin_lot(number)
+        drawn += [
+            torch.empty(20).normal_(generator=each)
+            for each in {id(g): g for g in (old, source.generator(device))}.values()
+        ]
+    assert len({tuple(values.tolist()) for values in drawn}) == len(drawn) == 5
+
+
+def test_a_seeded_run_adds_the_same_noise_to_a_lot_whatever_came_before() -> None:
+    def weights(skip: bool) -> list[Tensor]:
+        model = nn.Linear(4, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        data = TensorDataset(torch.zeros(40, 4), torch.zeros(40, 1))
+        _, private, loader = PrivacyEngine(seed=3).make_private(
+            module=model, optimizer=optimizer, data_loader=DataLoader(data, batch_size=8), noise_multiplier=1.0
+        )
+        found = []
+        for number, (inputs, _) in enumerate(loader):
+            optimizer.zero_grad()
+            if skip and number == 0:
+                private._step._randomness.normal(torch.zeros(17))
+            private.backward(model(inputs).squeeze(1))
+            private.step()
+            assert model.weight.grad is not None
+            found.append(model.weight.grad.clone())
+        return found
+
+    one, other = weights(False), weights(True)
+    assert all(map(torch.equal, one[1:], other[1:]))
+    assert not torch.equal(one[0], other[0])
+    assert not torch.equal(one[0], one[1])

@@ -2,6 +2,10 @@
 
 A stream belongs to one run in one process. It is started at its first use, so that an engine that was made before a
 fork has a stream of its own in each child. A copy never continues the stream that it was copied from.
+
+With a seed, the noise of a lot follows from the run, the lot's number and the attempt at it (`begin_lot`), and not from
+what was drawn before: a run that is resumed, or shared by several processes, draws the same noise for the same lot.
+Without a seed noise comes from one stream that nothing can repeat.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ class Randomness:
         self._process = os.getpid() if self.seeded else None  # whose stream it is; an unseeded one's from its first use
         self._copied = False
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._renewed = 0
+        self._made: list[tuple[torch.Generator, str]] = []  # all there ever were, with the names of their streams
+        self._at = ""  # the lot and attempt whose noise is drawn; "" for a stream that no lot restarts
 
     def spawn(self, name: str) -> Randomness:
         """Return the randomness of one run, independent of this object's and of that of other names."""
@@ -83,7 +88,7 @@ class Randomness:
                     "fork: two of them would add the same noise, which comes off by subtraction. Make an engine with "
                     "another seed, or without one, in each process."
                 )
-            self._key, self._generators, self._copied = None, {}, False
+            self._key, self._generators, self._made, self._copied = None, {}, [], False
         if self._key is None:
             self._process = here
             self._key = secrets.token_bytes(32) if self._seed is None else hashlib.sha256(b"%d" % self._seed).digest()
@@ -95,11 +100,24 @@ class Randomness:
 
     # ---- draws ------------------------------------------------------------------------------------------------------
 
+    def begin_lot(self, number: int, attempt: int = 0) -> None:
+        """With a seed, restart the noise from the lot's number and the attempt at it; without one, do nothing.
+
+        The same pair gives the same noise again, so a pair must not serve two different sums. Generators are restarted
+        in place: CUDA graphs that were recorded with them go on to use them.
+        """
+        if not self.seeded:
+            return
+        key = self._require_own()
+        self._at = f" lot {number} attempt {attempt}"
+        for generator, name in self._made:
+            _start(generator, key, name + self._at)
+
     def generator(self, device: torch.device) -> torch.Generator:
         """Return the generator that draws noise on `device`; not used with `secure`."""
         key = self._require_own()
         if device not in self._generators:
-            self._generators[device] = self._started(key, device, "")
+            self._make(device, key, "")
         return self._generators[device]
 
     def renew(self, device: torch.device) -> None:
@@ -109,11 +127,12 @@ class Randomness:
         would be added to two lots.
         """
         key = self._require_own()
-        self._renewed += 1
-        self._generators[device] = self._started(key, device, f" renewed {self._renewed}")
+        self._make(device, key, f" renewed {len(self._made)}")
 
-    def _started(self, key: bytes, device: torch.device, suffix: str) -> torch.Generator:
-        return _started(device, key, f"{self._name} noise {device.type} {device.index or 0}{suffix}")
+    def _make(self, device: torch.device, key: bytes, suffix: str) -> None:
+        name = f"{self._name} noise {device.type} {device.index or 0}{suffix}"
+        generator = self._generators[device] = _start(torch.Generator(device), key, name + self._at)
+        self._made.append((generator, name))
 
     def normal(self, like: Tensor) -> Tensor:
         """Draw independent standard normal values of `like`'s shape and device, in at least float32.
@@ -138,7 +157,7 @@ class Randomness:
         """Return the stream that is determined by this run's key and `name`; each call starts it from the beginning."""
         key, name = self._require_own(), f"{self._name} stream {name}"
         if not self.secure:
-            return Stream(_from_generator(_started(torch.device("cpu"), key, name)))
+            return Stream(_from_generator(_start(torch.Generator(), key, name)))
         position = 0
 
         def draw(count: int) -> Tensor:
@@ -204,16 +223,15 @@ _CPU_STATE_BYTES = 5056  # PyTorch's Mersenne Twister: three words, 624 words of
 _CPU_WORDS = slice(3, 3 + 624)
 
 
-def _started(device: torch.device, key: bytes, name: str) -> torch.Generator:
-    """Return a generator whose whole state is determined by `key` and `name`.
+def _start(generator: torch.Generator, key: bytes, name: str) -> torch.Generator:
+    """Set the generator's whole state to one that is determined by `key` and `name`, and return it.
 
     On a CPU `manual_seed` uses the last 32 bits of its argument only. An attacker could try all of them and subtract
     the noise, so the Mersenne Twister's whole state is set here.
     """
     stream = hashlib.shake_256(key + name.encode()).digest(8 + 4 * 624)
-    generator = torch.Generator(device)
     generator.manual_seed(int.from_bytes(stream[:8], "little") >> 1)
-    if device.type == "cpu":
+    if generator.device.type == "cpu":
         state = generator.get_state()
         if len(state) != _CPU_STATE_BYTES:
             raise ConfigurationError(

@@ -84,6 +84,7 @@ class PrivateStep:
         self.calls_from_losses = None
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
+            self._randomness.begin_lot(microbatch.lot)
         self.trained = [parameter.requires_grad for parameter in self._parameters.values()]
         self.capture.work_on(microbatch, microbatch.count, microbatch.planned)
 
