@@ -231,7 +231,7 @@ def test_noise_on_a_cpu_is_drawn_with_tails() -> None:
     assert not torch.equal(drawn[~near], plain[~near])
 
 
-# ---- the noise of a lot -----------------------------------------------------------------------------------------------
+# ---- the noise of a lot ----------------------------------------------------------------------------------------------
 
 
 def test_with_a_seed_a_lots_noise_follows_from_its_number_and_attempt() -> None:
