@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
-from adadp.clipping import Automatic, PerLayer
+from adadp.clipping import Adaptive, Automatic, PerLayer
 from adadp.clipping.early import Clamped
 from adadp.errors import PrivacyError, TrainingLoopError
 from adadp.gradients import Gradients
@@ -46,6 +46,7 @@ class Net(nn.Module):
 CLIPPINGS: dict[str, Callable[[], Clipping]] = {
     "flat": lambda: Flat(0.5),
     "automatic": lambda: Automatic(0.5),
+    "adaptive": lambda: Adaptive(0.5),
     "per layer": lambda: PerLayer(0.5),
     "diagonal": lambda: Ellipsoid(0.5, shape=Diagonal(0.5, 0.0), source=Probe(vectors, count=64)),
     "Kronecker": lambda: Ellipsoid(0.5, shape=Kronecker(), source=Probe(vectors, count=64)),

@@ -42,7 +42,7 @@ def charged(engine: PrivacyEngine) -> dict[object, int]:
 # ---- a loop as it is written for Opacus -----------------------------------------------------
 
 
-@pytest.mark.parametrize("clipping", ["flat", "per_layer", "automatic", "ellipsoid", "local"])
+@pytest.mark.parametrize("clipping", ["flat", "per_layer", "automatic", "adaptive", "ellipsoid", "local"])
 def test_a_loop_written_for_opacus_runs(clipping: str) -> None:
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -114,7 +114,7 @@ def test_noise_multipliers_that_are_none(sigma: object, sampling: str) -> None:
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf, "tight"])
-@pytest.mark.parametrize("clipping", ["flat", "per_layer", "automatic", "ellipsoid", "local"])
+@pytest.mark.parametrize("clipping", ["flat", "per_layer", "automatic", "adaptive", "ellipsoid", "local"])
 def test_bounds_that_are_none(bound: object, clipping: str) -> None:
     with pytest.raises(ConfigurationError, match="max_grad_norm"):
         private(max_grad_norm=bound, clipping=clipping)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adadp.accounting.ledger import Ledger
     from adadp.checks.notes import notes
     from adadp.checks.repair import fix
-    from adadp.clipping import Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
+    from adadp.clipping import Adaptive, Automatic, Clipping, Ellipsoid, Flat, Grouped, Local, PerLayer
     from adadp.engine import PrivacyEngine
     from adadp.errors import PrivacyError
     from adadp.gradients.registration import register_layer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "adadp.accounting.budget": ("Budget",),
     "adadp.accounting.ledger": ("Ledger",),
-    "adadp.clipping": ("Automatic", "Clipping", "Ellipsoid", "Flat", "Grouped", "Local", "PerLayer"),
+    "adadp.clipping": ("Adaptive", "Automatic", "Clipping", "Ellipsoid", "Flat", "Grouped", "Local", "PerLayer"),
     "adadp.engine": ("PrivacyEngine",),
     "adadp.errors": ("PrivacyError",),
     "adadp.gradients.registration": ("register_layer",),
@@ -43,6 +43,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __version__ = "0.2.0"
 
 __all__ = [
+    "Adaptive",
     "Automatic",
     "Budget",
     "Clipping",

@@ -129,7 +129,7 @@ class PrivacyEngine:
             data_loader: a map-style dataset with the lot as `batch_size`; lots are drawn from it anew.
             noise_multiplier: the noise's standard deviation over the clipping bound.
             max_grad_norm: the bound, for a clipping given by name (1.0 unless given).
-            clipping: "flat", "per_layer", "automatic", "ellipsoid", "local", or a clipping object.
+            clipping: "flat", "per_layer", "automatic", "adaptive", "ellipsoid", "local", or a clipping object.
             sampling: "poisson"; "fixed" (lots of one size, replace-one neighbours); "shuffle" (no guarantee).
             poisson_sampling: True for sampling="poisson", False for "shuffle".
             loss_reduction: "mean" or "sum": how a scalar loss puts examples together. `optimizer.backward(losses)`,

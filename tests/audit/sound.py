@@ -22,7 +22,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from adadp import Automatic, Ellipsoid, Flat, Local, Paid, PerLayer, Probe, Public, Released, audit, data
+from adadp import Adaptive, Automatic, Ellipsoid, Flat, Local, Paid, PerLayer, Probe, Public, Released, audit, data
 from adadp.algorithms import Task
 from adadp.algorithms.defaults import default_lot
 from adadp.audit import (
@@ -59,6 +59,7 @@ _CLIPPINGS: dict[str, Callable[[Task], Clipping]] = {
     "flat": lambda task: Flat(1.0),
     "per layer": lambda task: PerLayer(1.0),
     "automatic": lambda task: Automatic(1.0),
+    "adaptive": lambda task: Adaptive(1.0),
     **{
         f"ellipsoid, {name}": lambda task, make=make: Ellipsoid(1.0, source=make())  # type: ignore[misc]
         for name, make in SOURCES.items()

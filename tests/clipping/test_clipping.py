@@ -29,7 +29,7 @@ PARAMETERS = {"a": torch.zeros(2, dtype=torch.float64), "b": torch.zeros(2, dtyp
 
 
 def test_names() -> None:
-    assert set(BY_NAME) == {"flat", "per_layer", "automatic", "ellipsoid", "local"}
+    assert set(BY_NAME) == {"flat", "per_layer", "automatic", "adaptive", "ellipsoid", "local"}
     assert all(type(by_name(name, 2.0)).__module__.startswith("adadp.clipping.") for name in BY_NAME)
     with pytest.raises(ConfigurationError, match="not one of"):
         by_name("oval", 1.0)

@@ -15,7 +15,19 @@ from gradients.reference import spectrum_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import Automatic, Clipping, Diagonal, Ellipsoid, Flat, Kronecker, Local, PrivacyEngine, Probe, TrainingStep
+from adadp import (
+    Adaptive,
+    Automatic,
+    Clipping,
+    Diagonal,
+    Ellipsoid,
+    Flat,
+    Kronecker,
+    Local,
+    PrivacyEngine,
+    Probe,
+    TrainingStep,
+)
 from adadp.accounting.events import PoissonGaussian
 from adadp.algorithms.dpopt import OptimisedNoise
 from adadp.clipping import Grouped, PerLayer
@@ -33,6 +45,7 @@ from adadp.shapes.spectrum import rounded_up
 CLIPPINGS: dict[str, Callable[[], Clipping]] = {
     "flat": lambda: Flat(0.5),
     "automatic": lambda: Automatic(0.5),
+    "adaptive": lambda: Adaptive(0.5),
     "per layer": lambda: PerLayer(0.5),
     "grouped": lambda: Grouped({"0.*": Flat(0.1), "*": Local(0.5)}),
     "diagonal, probes": lambda: Ellipsoid(0.5, shape=Diagonal(), source=_probe()),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import adadp.shapes
 from adadp import (
+    Adaptive,
     Automatic,
     Clipping,
     Diagonal,
@@ -183,7 +184,7 @@ def _local(source: str, threshold: float) -> Maker:
 
 def new_clippings() -> dict[str, Maker]:
     """Clippings that are registered, and are not of a class that is tried by name below."""
-    tried = {Flat, PerLayer, Automatic, Local, Ellipsoid}
+    tried = {Adaptive, Flat, PerLayer, Automatic, Local, Ellipsoid}
     new = [name for name, make in BY_NAME.items() if type(make(0.8)) not in tried]
     return {f"registered as {name}": lambda world, dtype, name=name: by_name(name, 0.8) for name in new}
 
@@ -195,10 +196,12 @@ CLIPPINGS: dict[str, Maker] = {
     "per layer": lambda world, dtype: PerLayer(0.8),
     "per layer, radii": lambda world, dtype: PerLayer({"*bias": 0.1, "*": 2.0}),
     "automatic": lambda world, dtype: Automatic(0.8),
+    "adaptive": lambda world, dtype: Adaptive(0.8, share=0.3),
     **{f"local, {source}, off": _local(source, 1e9) for source in ("raw", "paid")},
     **{f"local, {source}, on": _local(source, 0.0) for source in SOURCES},
     **{f"ellipsoid, {shape}, {source}": _ellipsoid(shape, source) for shape in SHAPES for source in SOURCES},
     "grouped": lambda world, dtype: Grouped({"*bias": Flat(0.3), "*": Automatic(2.0)}),
+    "grouped, adaptive": lambda world, dtype: Grouped({"*bias": Adaptive(0.3), "*": Adaptive(2.0, share=0.5)}),
     "grouped, shaped": lambda world, dtype: Grouped(
         {
             "*bias": _ellipsoid("full", "released")(world, dtype),

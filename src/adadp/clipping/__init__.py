@@ -4,6 +4,7 @@
 | ----------- | --------------------- | -------------------------------------------------------------- |
 | `flat`      | `Flat`, `Automatic`   | one L2 ball over all parameters                                |
 | `ellipsoid` | `Ellipsoid`           | an L2 ball after a change of basis by a shape                  |
+| `adaptive`  | `Adaptive`            | one L2 ball, whose radius follows a quantile of the norms      |
 | `local`     | `Local`               | a box, an interval for each coordinate (the paper's)           |
 | `grouped`   | `Grouped`, `PerLayer` | a clipping of its own for each group of parameters, or layer   |
 
@@ -14,6 +15,7 @@ of `Local`. To add a clipping, add a file with a subclass of `Clipping` and `@re
 import importlib
 import pkgutil
 
+from adadp.clipping.adaptive import Adaptive
 from adadp.clipping.base import BY_NAME, Clipping, by_name, register
 from adadp.clipping.ellipsoid import Ellipsoid
 from adadp.clipping.flat import Automatic, Flat
@@ -31,6 +33,7 @@ discover()
 
 __all__ = [
     "BY_NAME",
+    "Adaptive",
     "Automatic",
     "Clipping",
     "Ellipsoid",

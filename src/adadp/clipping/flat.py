@@ -68,7 +68,11 @@ class Flat(Clipping):
         return True
 
     def radii(self, scale: float = 1.0) -> dict[str, float | Tensor]:
-        return dict.fromkeys(self.parameters, scale * self.max_grad_norm)
+        return dict.fromkeys(self.parameters, scale * self._radius())
+
+    def _radius(self) -> float | Tensor:
+        """The ball's radius; a tensor where it follows releases."""
+        return self.max_grad_norm
 
     def bound(self, gradients: Gradients) -> BoundedSums:
         return self._sums(gradients, self.weights(gradients))
@@ -84,7 +88,7 @@ class Flat(Clipping):
 
     def _factor(self, lengths: Tensor) -> Tensor:
         """Factor for gradients of these lengths: 0 for infinite, NaN for NaN."""
-        return (self._shrunk(self.max_grad_norm) / lengths).clamp(max=1.0)
+        return (self._shrunk(self._radius()) / lengths).clamp(max=1.0)
 
     def _sums(self, gradients: Gradients, weights: Tensor) -> BoundedSums:
         """Sum gradients times `weights` [n]; zero for parameters that no gradient came to."""
@@ -98,7 +102,7 @@ class Flat(Clipping):
     def _exact(self) -> bool:
         return all(parameter.dtype == torch.float64 for parameter in self.parameters.values())
 
-    def _shrunk(self, bound: float) -> float:
+    def _shrunk(self, bound: float | Tensor) -> float | Tensor:
         """A little less than the bound, so that rounding in the sum cannot carry an example outside it."""
         return bound * (1 - (2.0**-44 if self._exact() else 2.0**-20))
 

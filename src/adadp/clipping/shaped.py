@@ -15,7 +15,7 @@ from adadp.shapes.paid import split_noise
 from adadp.shapes.shape import Shape, Statistics
 from adadp.shapes.source import LotRelease, ModelGradients, Source
 
-_STATISTIC = "shape/"  # keys of statistics are "shape/<parameter>/<statistic>"
+STATISTIC = "shape/"  # keys of statistics are "shape/<parameter>/<statistic>"
 
 
 class Shaped(Flat):
@@ -67,7 +67,7 @@ class Shaped(Flat):
         if self.source.share:
             for name, parameter in self.parameters.items():
                 for key in self.shape.low_statistics_like(parameter):
-                    found[f"{_STATISTIC}{name}/{key}"] = statistics * self.shape.low_sensitivity
+                    found[f"{STATISTIC}{name}/{key}"] = statistics * self.shape.low_sensitivity
         return found
 
     @abstractmethod
@@ -88,13 +88,13 @@ class Shaped(Flat):
                 statistics = self.shape.low_statistics(gradients.forms[name], weights)
             else:
                 statistics = self.shape.low_statistics_like(parameter)
-            found.update({f"{_STATISTIC}{name}/{key}": value for key, value in statistics.items()})
+            found.update({f"{STATISTIC}{name}/{key}": value for key, value in statistics.items()})
         return found
 
     def release(self, noisy: NoisedSums, stddev: Stddev) -> ReleasedGradient:
         paid: dict[str, Statistics] = {}
-        for key in [key for key in noisy if key.startswith(_STATISTIC)]:
-            name, _, statistic = key.removeprefix(_STATISTIC).rpartition("/")
+        for key in [key for key in noisy if key.startswith(STATISTIC)]:
+            name, _, statistic = key.removeprefix(STATISTIC).rpartition("/")
             value = noisy.pop(key) * self.max_grad_norm**2 / self.expected_lot
             paid.setdefault(name, {})[statistic] = value
         released = self._carried(noisy)
@@ -108,4 +108,4 @@ class Shaped(Flat):
 
 def parameter_of(key: str) -> str:
     """The parameter that an entry of the sums belongs to."""
-    return key.removeprefix(_STATISTIC).rpartition("/")[0] if key.startswith(_STATISTIC) else key
+    return key.removeprefix(STATISTIC).rpartition("/")[0] if key.startswith(STATISTIC) else key
