@@ -43,6 +43,11 @@ SETUP = {
         loader = DataLoader(TensorDataset(torch.rand(60, 4), torch.arange(60) % 2), batch_size=30)
         public_dataset = TensorDataset(torch.rand(20, 4), torch.arange(20) % 2)
     """,
+    "lightning.md": """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        train_loader = DataLoader(TensorDataset(torch.rand(60, 8), torch.arange(60) % 2), batch_size=30)
+    """,
     "losses.md": """
         import torch
         from types import SimpleNamespace
@@ -69,6 +74,9 @@ SETUP = {
     """,
 }
 
+#: Packages of extras that a page's blocks import.
+NEEDS = {"lightning.md": "lightning"}
+
 
 def blocks(page: Path) -> list[tuple[int, str, bool]]:
     """The line, the code and whether it is run, of each block of a page."""
@@ -93,6 +101,8 @@ def test_every_block_is_found_and_compiles(page: Path) -> None:
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name], reason=f"{page.name} needs {NEEDS[page.name]}")
     namespace: dict[str, Any] = {"__name__": page.stem}
     if any(run for _, _, run in blocks(page)):
         exec(textwrap.dedent(SETUP.get(page.name, "")), namespace)

@@ -48,7 +48,7 @@ blocked = set(sys.argv[1].split(","))
 for finder in (BuiltinImporter, FrozenImporter, PathFinder):
     def find(name, path=None, target=None, real=finder.find_spec):
         return None if name.partition(".")[0] in blocked else real(name, path, target)
-    finder.find_spec = find
+    finder.find_spec = staticmethod(find)
 """
 TRAIN = """
 import torch

@@ -266,6 +266,8 @@ class LoopRules:
                 "examples, so that one example less can move every other's gradient. Use optimizer.backward(losses) "
                 "with one loss for each example, or loss_reduction='sum'."
             )
+        if self._trial.by_function is microbatch:
+            return
         reduction = "mean" if self._passes.mean_loss else "sum"
         text = _LOSS_ADDED if self._trial.loss_tried(microbatch) else _LOSS_UNTRIED.format(reduction=reduction)
         if text != self._scalar:

@@ -15,8 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: Attributes that belong to torch.nn and to the engine.
-_NOT_OURS = {*nn.Module().__dict__, "_flat_weights", "_flat_weight_refs", "_watched_by", "_compiled_call_impl"}
+#: Attributes that belong to torch.nn, to the engine, and to Lightning, whose modules know their trainer.
+_NOT_OURS = {
+    *nn.Module().__dict__,
+    *("_flat_weights", "_flat_weight_refs", "_watched_by", "_compiled_call_impl"),
+    *("_trainer", "_fabric"),
+}
 _DEEP, _MANY, _LARGE = 4, 5000, 10**8
 
 

@@ -85,6 +85,7 @@ class Trial:
         untried: by a short name, in words: what could not be tried. The guarantee prints it.
         on_refusal: called with the text of each refusal; the guarantee is none from then on.
         postponed: whether a trial that is due waits until the step is recorded (`before_recording`).
+        by_function: the microbatch whose loss was computed by a function that is tried whole (`of_loss`).
 
     Guarantee:
         None: a trial that passes proves nothing. A refusal is raised before the lot's release, and again in every later
@@ -112,6 +113,7 @@ class Trial:
         self._collate = CollateWatch(collate, dataset, public_items, self._dimensions, self.untried)
         self.on_refusal: Callable[[str], None] = lambda text: None
         self.postponed = False
+        self.by_function: object = None
         self._schedule = Schedule(capture.module, steps)
         self._inputs = InputWatch(capture.module, self._dimensions, self.untried)
         self._refused: dict[int, PrivacyError] = {}  # by id of what was refused

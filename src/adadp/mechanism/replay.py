@@ -127,6 +127,7 @@ class TrainingStep:
     def _ordinarily(self, batch: tuple[Any, ...]) -> None:
         count = self.optimizer._current().count
         self.optimizer.zero_grad()
+        self.optimizer._trial.by_function = self.optimizer._current()
         with advising(count, lambda size: self._fits(batch, count, size)):
             losses = self.loss(*batch)
             if self._tries:

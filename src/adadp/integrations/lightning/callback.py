@@ -1,0 +1,236 @@
+"""The callback that makes a Trainer's training private."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from adadp.accounting.accountants import get_accountant
+from adadp.accounting.guarantee import Guarantee
+from adadp.accounting.ledger import Ledger
+from adadp.engine import PrivacyEngine
+from adadp.errors import AccountingError, ConfigurationError, TrainingLoopError
+from adadp.extras import require
+from adadp.integrations.lightning.lot_step import LotStep
+from adadp.integrations.lightning.metrics import TrainingMetrics
+from adadp.integrations.lightning.refusals import refuse_optimizers, refuse_trainer
+from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.sampling.loader import PrivateLoader, sampling_of
+from adadp.sampling.lot import State
+
+#: The package that is imported already, for each has classes of its own; `lightning` where neither is.
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_PACKAGE = next((name for name in _PACKAGES if name in sys.modules), _PACKAGES[0])
+_Callback: Any = require(_PACKAGE, "lightning", "adadp.integrations.lightning").Callback
+
+_PUBLIC_VALIDATION = (
+    "the validation set is public, as was declared: metrics of it may decide which checkpoint is kept, when training "
+    "ends and how the learning rate goes on"
+)
+
+
+class Private(_Callback):  # type: ignore[misc]
+    """Makes `Trainer.fit` private: module, optimizer and loader stay as they are written.
+
+        private = Private(target_epsilon=1, target_delta=1e-5)
+        L.Trainer(max_epochs=20, callbacks=[private]).fit(module, data)
+        print(private.guarantee)
+
+    The train loader's `batch_size` is the lot: the number of examples of a step on average. `training_step` takes one
+    batch and returns one loss for each of its rows, [n], alone or as "loss" of a dict; a scalar that is their mean (or
+    sum, with `loss_reduction="sum"`) works too. Either is tried on unlike examples, together with the module. Steps,
+    schedulers, `max_steps` and `global_step` count lots, however many parts a lot is worked on in.
+
+    Args:
+        target_epsilon: the epsilon of everything in the ledger together with the steps that the trainer plans
+            (`max_epochs`, `max_steps`, `limit_train_batches`). Or
+        target_delta: the delta of the guarantee.
+        noise_multiplier: the noise itself, in place of `target_epsilon`.
+        engine: a PrivacyEngine whose ledger is charged. Without one, an engine is made of the next three.
+        ledger: a file (or Ledger) that keeps a durable record.
+        dataset: its declared name.
+        seed: for tests and papers; it must stay secret.
+        public_metrics: names (or patterns) of what may be logged while training, because it holds nothing of the
+            data. Anything else that is logged there is dropped, with a warning.
+        validation_is_public: declares that the validation set is public, so that metrics of it may decide which
+            checkpoint is kept, when training ends and how the learning rate goes on.
+        settings: the other arguments of `PrivacyEngine.make_private` (`max_grad_norm`, `clipping`,
+            `max_physical_batch_size`, `public_examples`, ...).
+
+    Attributes:
+        engine: the engine. One Private charges all calls of `fit` to its ledger.
+        optimizer: the private optimizer of the last fit; None before.
+
+    Raises:
+        ConfigurationError: by `fit`, for settings of the trainer, callbacks, module or data that cannot be private.
+
+    Guarantee:
+        `guarantee` says what may be said of the weights, and whatever else the engine released. What hooks and
+        callbacks of your own do with batches, losses and outputs is not covered by it.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        target_delta: float,
+        target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        engine: PrivacyEngine | None = None,
+        ledger: Ledger | str | Path | None = None,
+        dataset: str | None = None,
+        seed: int | None = None,
+        public_metrics: Collection[str] = (),
+        validation_is_public: bool = False,
+        **settings: Any,
+    ) -> None:
+        if (target_epsilon is None) == (noise_multiplier is None):
+            raise ConfigurationError("give either target_epsilon= or noise_multiplier=, and not both")
+        if engine is not None and not (ledger is None and dataset is None and seed is None):
+            raise ConfigurationError("ledger=, dataset= and seed= are the engine's: give them to PrivacyEngine")
+        if isinstance(public_metrics, str):
+            raise ConfigurationError(f"public_metrics is a list of names: [{public_metrics!r}]")
+        self.engine = PrivacyEngine(ledger=ledger, dataset=dataset, seed=seed) if engine is None else engine
+        self.optimizer: PrivateOptimizer | None = None
+        self._target_epsilon, self._target_delta = target_epsilon, target_delta
+        self._noise_multiplier = noise_multiplier
+        self._public_metrics, self._validation_is_public = tuple(public_metrics), validation_is_public
+        self._settings = settings
+        self._metrics: TrainingMetrics | None = None
+        self._loader: PrivateLoader | None = None
+        self._source: Any = None  # of the train loader, as the user gave it
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What may be said about everything that this callback's engine released, at the target's delta."""
+        return self.engine.guarantee(self._target_delta)
+
+    @property
+    def epsilon(self) -> float | None:
+        """An upper bound on the guarantee's epsilon so far that costs next to no time; None where there is none."""
+        ledger = self.engine._open()
+        try:
+            bound = get_accountant("rdp").epsilon(ledger.charged(), self._target_delta).epsilon
+        except AccountingError:
+            return None
+        return bound if self._target_epsilon is None else min(bound, self._target_epsilon)
+
+    # ---- a fit begins and ends --------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse what cannot be private before anything runs."""
+        if stage == "fit":
+            refuse_trainer(trainer, pl_module, validation_is_public=self._validation_is_public)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Replace the trainer's optimizer and train loader by private ones; model and optimizers are set up by now."""
+        refuse_optimizers(trainer, validation_is_public=self._validation_is_public)
+        self._source = trainer.fit_loop._data_source.instance
+        given = trainer.fit_loop._data_source.dataloader()
+        self.optimizer, self._loader = self._made_private(trainer, pl_module, given)
+        if self._validation_is_public:
+            self.optimizer._run.note(assumptions=[_PUBLIC_VALIDATION])
+        step = LotStep(self.optimizer, pl_module, trainer.precision_plugin)
+        results = trainer.fit_loop.epoch_loop._results
+        self._metrics = TrainingMetrics(results, self._public_metrics, lambda: step.trying)
+        trainer.strategy.optimizers = [self.optimizer]
+        trainer.strategy.training_step = step.training_step
+        trainer.precision_plugin.backward = step.backward
+        trainer.fit_loop._data_source.instance = self._loader
+        trainer.fit_loop._combined_loader = None  # of the ordinary loader, if someone asked how many batches it has
+
+    def _made_private(self, trainer: Any, module: Any, given: Any) -> tuple[PrivateOptimizer, PrivateLoader]:
+        arguments = {
+            "module": module,
+            "optimizer": trainer.strategy.optimizers[0],
+            "data_loader": given,
+            **self._settings,
+        }
+        if self._target_epsilon is None:
+            assert self._noise_multiplier is not None
+            _, optimizer, loader = self.engine.make_private(noise_multiplier=self._noise_multiplier, **arguments)
+            return optimizer, loader
+        _, optimizer, loader = self.engine.make_private_with_epsilon(
+            target_epsilon=self._target_epsilon,
+            target_delta=self._target_delta,
+            steps=_planned_steps(trainer, given),
+            **arguments,
+        )
+        return optimizer, loader
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Give the trainer back what was replaced; the private optimizer stays, so that checkpoints carry its cost."""
+        self._finish(trainer, pl_module)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """As `on_fit_end`."""
+        self._finish(trainer, pl_module)
+
+    def _finish(self, trainer: Any, module: Any) -> None:
+        if self._metrics is None:
+            return
+        self._metrics.restore()
+        self._metrics = None
+        vars(trainer.strategy).pop("training_step", None)
+        vars(trainer.precision_plugin).pop("backward", None)
+        trainer.fit_loop._data_source.instance = self._source
+        self.engine.close()
+        self.engine.detach(module)
+
+    # ---- between batches --------------------------------------------------------------------------------------------
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Show epsilon; end training where the budget is spent."""
+        assert self._loader is not None
+        if self._loader.stopped:
+            self._stop(trainer)
+            return
+        if trainer.is_last_batch or batch_idx % trainer.log_every_n_steps == 0:
+            epsilon = self.epsilon
+            if epsilon is not None:
+                assert self._metrics is not None
+                self._metrics.log_public(pl_module, "epsilon", epsilon)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse an epoch that was broken off while a lot was out."""
+        assert self._loader is not None
+        part = self._loader.current
+        if self._loader.stopped or part is None or part.of.state is State.RELEASED:
+            return
+        self._loader.lots.note(reasons=["on_train_batch_start returned -1 for a batch: its lot was skipped"])
+        raise TrainingLoopError(
+            "a batch was skipped: on_train_batch_start returned -1, or an optimizer_step of the module did not call "
+            "optimizer.step(). Where that depends on the batch, one example decides whether all others count. Use "
+            "Trainer(limit_train_batches=...) for shorter epochs. The guarantee is none from here on."
+        )
+
+    def _stop(self, trainer: Any) -> None:
+        """End training, whatever least number of steps was asked for. The last batch was no step."""
+        trainer.should_stop = True
+        loop = trainer.fit_loop
+        loop.min_epochs, loop.epoch_loop.min_steps = 0, None
+        steps = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
+        for count in (steps.total, steps.current):
+            count.ready, count.completed = count.ready - 1, count.completed - 1
+
+
+def _planned_steps(trainer: Any, loader: Any) -> int:
+    """How many lots the trainer's limits allow from here on."""
+    loop, limit, lots = trainer.fit_loop, trainer.limit_train_batches, len(sampling_of(loader, "poisson"))
+    lots = min(lots, limit) if isinstance(limit, int) else int(lots * limit)
+    bounds: list[int] = []
+    if loop.max_epochs != -1:
+        bounds.append((loop.max_epochs - trainer.current_epoch) * lots)
+    if loop.max_steps != -1:
+        bounds.append(loop.max_steps - trainer.global_step)
+    if not bounds:
+        raise ConfigurationError(
+            "the trainer has no limit: the noise for target_epsilon follows from the number of steps. Give "
+            "Trainer(max_epochs=...) or max_steps, or Private(noise_multiplier=...)"
+        )
+    return max(1, min(bounds))
+
+
+__all__ = ["Private"]

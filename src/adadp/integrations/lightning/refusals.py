@@ -1,0 +1,162 @@
+"""Settings of a Trainer that private training cannot be combined with, each with the way out.
+
+They are refused before anything is made private. Types are known by their names, so that `lightning` and
+`pytorch_lightning`, which have classes of their own, are treated alike, and neither is imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from adadp.errors import ConfigurationError
+
+_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
+
+#: Callbacks that are refused, by the name of their class or of one that they derive from.
+_CALLBACKS = {
+    "GradientAccumulationScheduler": "it puts several batches together. The loader's batch_size is the lot; "
+    "Private(max_physical_batch_size=...) works on it in parts",
+    "BatchSizeFinder": "each of its trials trains on private data that nobody pays for. Choose the lot as batch_size, "
+    "and Private(max_physical_batch_size=...) for memory",
+    "LearningRateFinder": "it reads training losses, and trains on private data that nobody pays for. Choose the rate "
+    "on public data, or by runs that are charged to the same ledger",
+    "StochasticWeightAveraging": "it changes epochs and optimizers on the way. Average the weights of saved "
+    "checkpoints instead: that costs nothing",
+    "WeightAveraging": "it swaps weights while the engine watches them. Average the weights of saved checkpoints "
+    "instead: that costs nothing",
+    "BaseFinetuning": "it adds parameters to the optimizer on the way, which would be trained without clipping and "
+    "noise. Freeze and unfreeze before fit, and call fit once for each phase",
+    "ModelPruning": "it replaces weights on the way. Prune before fit, or the trained model",
+    "SpikeDetection": "it skips batches because of their losses, so that one example decides whether others count",
+    "ThroughputMonitor": "it logs how many examples each lot holds, which is private",
+}
+
+#: Callbacks that act on a metric.
+_MONITORING = ("EarlyStopping", "ModelCheckpoint")
+
+_UNPAID = (
+    "acts on {monitor!r}: which weights are kept, or when training ends, would depend on examples that nobody paid for "
+    "(of training: they are not logged; of validation: people who have no guarantee). If the validation set is public, "
+    "declare it: Private(validation_is_public=True). Otherwise {way_out}"
+)
+
+
+def refuse_trainer(trainer: Any, module: Any, *, validation_is_public: bool) -> None:
+    """Raise ConfigurationError for what the trainer, its callbacks or the module's hooks would do.
+
+    Called before the model is on its device and before optimizers exist (`setup`).
+    """
+    _raise([*_settings(trainer), *_callbacks(trainer, validation_is_public), *_module(module)])
+
+
+def refuse_optimizers(trainer: Any, *, validation_is_public: bool) -> None:
+    """Raise ConfigurationError for optimizers and schedulers that cannot be made private."""
+    _raise(_optimizers(trainer, validation_is_public))
+
+
+def _raise(found: Iterator[str] | list[str]) -> None:
+    problems = list(found)
+    if problems:
+        raise ConfigurationError("; ".join(problems))
+
+
+def _settings(trainer: Any) -> Iterator[str]:
+    if trainer.accumulate_grad_batches != 1:
+        yield (
+            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) puts several lots together, which is "
+            "not the mechanism that is accounted for. Make the loader's batch_size the lot, and give "
+            "Private(max_physical_batch_size=...) what fits in memory"
+        )
+    if trainer.gradient_clip_val:
+        yield (
+            f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips the sum of all examples' gradients, which "
+            "bounds nobody's influence. Private(max_grad_norm=...) bounds each example's"
+        )
+    if trainer.precision not in _PRECISIONS:
+        yield (
+            f"Trainer(precision={trainer.precision!r}): loss scalers look for overflows in gradients that are not "
+            f"private, and other formats were not tried. Use one of {', '.join(_PRECISIONS)}"
+        )
+    if trainer.world_size > 1 or _is(trainer.strategy, "ParallelStrategy") or not _is(trainer.strategy, _ONE_DEVICE):
+        yield (
+            f"Trainer(strategy={type(trainer.strategy).__name__}, {trainer.world_size} processes): noise is added once "
+            "to one lot, which other processes' gradients would join without it. Use Trainer(devices=1)"
+        )
+    if trainer.overfit_batches:
+        yield "Trainer(overfit_batches=...) trains on the same examples again and again. Use limit_train_batches"
+    if trainer.reload_dataloaders_every_n_epochs:
+        yield (
+            "Trainer(reload_dataloaders_every_n_epochs=...) replaces the private loader by another. Call fit once for "
+            "each loader: one Private charges them all"
+        )
+    if getattr(trainer, "_detect_anomaly", False):
+        yield (
+            "Trainer(detect_anomaly=True) ends training because of one example's gradient. Examples whose gradients "
+            "are not finite count for nothing by themselves"
+        )
+
+
+_ONE_DEVICE = "SingleDeviceStrategy"
+
+
+def _callbacks(trainer: Any, validation_is_public: bool) -> Iterator[str]:
+    for callback in trainer.callbacks:
+        name = type(callback).__name__
+        for known, why in _CALLBACKS.items():
+            if _is(callback, known):
+                yield f"the callback {name}: {why}"
+        monitor = getattr(callback, "monitor", None)
+        if monitor is not None and not validation_is_public and any(_is(callback, kind) for kind in _MONITORING):
+            way_out = (
+                "keep every checkpoint, or the last (monitor=None)"
+                if _is(callback, "ModelCheckpoint")
+                else "train for the planned number of epochs"
+            )
+            yield f"the callback {name} " + _UNPAID.format(monitor=monitor, way_out=way_out)
+
+
+def _module(module: Any) -> Iterator[str]:
+    kind = type(module)
+    if not module.automatic_optimization:
+        yield (
+            "automatic_optimization=False: the loop is the module's own. Use the engine in it directly "
+            "(PrivacyEngine().make_private), outside of Lightning, or let Lightning optimize"
+        )
+    if _defines(kind, "backward"):
+        yield f"{kind.__name__}.backward: the backward pass is the engine's. Leave it out"
+    if _defines(kind, "configure_gradient_clipping"):
+        yield (
+            f"{kind.__name__}.configure_gradient_clipping is called before gradients are released, and finds none. "
+            "Private(max_grad_norm=...) clips each example's"
+        )
+    if "dataloader_iter" in inspect.signature(kind.training_step).parameters:
+        yield f"{kind.__name__}.training_step(dataloader_iter) fetches ahead. Let it take one batch: (self, batch)"
+    if getattr(module, "_compiler_ctx", None) is not None:
+        yield (
+            "the LightningModule is compiled as a whole, logging and all. Compile what it computes with: "
+            "module.net = torch.compile(module.net)"
+        )
+
+
+def _optimizers(trainer: Any, validation_is_public: bool) -> Iterator[str]:
+    optimizers = trainer.strategy.optimizers
+    if len(optimizers) != 1 or _is(optimizers[0], "_MockOptimizer"):
+        count = sum(not _is(optimizer, "_MockOptimizer") for optimizer in optimizers)
+        yield f"configure_optimizers returned {count} optimizers: one is needed, over all parameters that are trained"
+    for config in trainer.strategy.lr_scheduler_configs:
+        if getattr(config, "reduce_on_plateau", False) and not validation_is_public:
+            way_out = "use a schedule that is fixed beforehand (cosine, steps)"
+            yield f"{type(config.scheduler).__name__} " + _UNPAID.format(monitor=config.monitor, way_out=way_out)
+
+
+def _is(thing: object, name: str) -> bool:
+    """Whether it is of a class of that name, or of one derived from it."""
+    return any(base.__name__ == name for base in type(thing).__mro__)
+
+
+def _defines(kind: type, method: str) -> bool:
+    """Whether a class other than Lightning's own defines this method."""
+    owner = next(base for base in kind.__mro__ if method in vars(base))
+    return owner.__name__ != "LightningModule"
