@@ -63,9 +63,7 @@ class Classifier(L.LightningModule):
 
 
 private = Private(target_epsilon=3.0, target_delta=1e-4, max_grad_norm=0.5, max_physical_batch_size=64)
-trainer = L.Trainer(
-    max_epochs=EPOCHS, callbacks=[private], accelerator="cpu", logger=False, enable_checkpointing=False
-)
+trainer = L.Trainer(max_epochs=EPOCHS, callbacks=[private], accelerator="cpu", logger=False, enable_checkpointing=False)
 trainer.fit(Classifier(), Digits())
 
 print(f"accuracy  {trainer.callback_metrics['accuracy']:.1%} on images held out, after {trainer.global_step} steps")
