@@ -104,6 +104,7 @@ class PrivacyEngine:
         noise_multiplier: float,
         max_grad_norm: float | None = None,
         clipping: str | Clipping = "flat",
+        normalize_clipping: bool = False,
         sampling: str = "poisson",
         poisson_sampling: bool | None = None,
         loss_reduction: str = "mean",
@@ -130,6 +131,8 @@ class PrivacyEngine:
             noise_multiplier: the noise's standard deviation over the clipping bound.
             max_grad_norm: the bound, for a clipping given by name (1.0 unless given).
             clipping: "flat", "per_layer", "automatic", "adaptive", "ellipsoid", "local", or a clipping object.
+            normalize_clipping: divide the released gradient by the bound, after the noise: a learning rate then means
+                the same for every bound. It changes nothing about privacy.
             sampling: "poisson"; "fixed" (lots of one size, replace-one neighbours); "shuffle" (no guarantee).
             poisson_sampling: True for sampling="poisson", False for "shuffle".
             loss_reduction: "mean" or "sum": how a scalar loss puts examples together. `optimizer.backward(losses)`,
@@ -173,6 +176,8 @@ class PrivacyEngine:
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
         check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)
         chosen.check(name for name, _ in module.named_parameters())
+        if normalize_clipping:
+            chosen.norm_bound()  # which may refuse
         exposed = ["expose_raw shows counts over private examples without noise"] if expose_raw else []
         reasons = [*drawn.reasons, *chosen.reasons, *exposed]
         if reasons and self.budget is not None:
@@ -223,6 +228,7 @@ class PrivacyEngine:
                 randomness=randomness,
                 mean_loss=loss_reduction == "mean",
                 loss_scale=loss_scale,
+                normalize_clipping=normalize_clipping,
                 count_nonfinite=expose_raw,
             )
             loader = PrivateLoader(

@@ -4,8 +4,9 @@ Every line holds the hash of the line before it, so an edited line breaks every 
 (`<name>.head`) holds the number of lines and the last hash, so a file that lost its end is seen too.
 
 Guarantee: when `append` returns, the record is on the disk. After a crash at any point the file holds every
-record whose `append` returned, and at most one more. This finds damage, mistakes and careless edits. It does
-not stop somebody who rewrites both files: keep a copy of the head elsewhere for that.
+record whose `append` returned, and at most one more. Files of which fewer records can be read than were written are
+refused, unless both were put back together to an earlier state, or rewritten with hashes that fit: keep a copy of the
+head elsewhere for that.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _read_slot(data: bytes) -> tuple[int, str] | None:
         value = json.loads(data)
         body = {"count": value["count"], "head": value["head"]}
         return (int(value["count"]), str(value["head"])) if value["check"] == _hash(body)[:16] else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -69,6 +70,7 @@ class Chain:
         self._head_file: int | None = None
         self._count, self._head = 0, _START
         self._size = 0
+        self._head_lags = False  # a crash came between the last record and its slot of the head file
         self._broken = False
 
     def _refuse(self, reason: str) -> LedgerError:
@@ -80,26 +82,30 @@ class Chain:
 
     def read(self) -> list[Record]:
         """Every record, verified against chain and head file. Raises `LedgerError` with what is wrong."""
-        records, _ = self._read()
+        try:
+            records, _ = self._read()
+        except OSError as error:
+            raise LedgerError(f"the ledger {self.path} cannot be read: {error.strerror or error}") from error
         return records
 
-    def _read_head(self) -> tuple[int, str]:
+    def _read_head(self) -> tuple[int, str, bool]:
+        """Count and hash of the newest slot that can be read, and whether the other slot can be read too."""
         try:
             data = self.head_path.read_bytes()
         except FileNotFoundError:
             if self.path.exists() and self.path.stat().st_size > 0:
                 raise self._refuse(f"its head file {self.head_path.name} is missing") from None
-            return 0, _START
-        slots = [_read_slot(data[start : start + _SLOT]) for start in (0, _SLOT)]
-        known = [slot for slot in slots if slot is not None]
+            return 0, _START, True
+        slots = [_read_slot(data[place * _SLOT : (place + 1) * _SLOT]) for place in (0, 1)]
+        known = [slot for place, slot in enumerate(slots) if slot is not None and slot[0] % 2 == place]
         if not known:
             raise self._refuse(f"its head file {self.head_path.name} is damaged")
-        return max(known)
+        return *max(known), len(known) == 2
 
     def _read(self) -> tuple[list[Record], int]:
         """The records and how many bytes they take; anything after that is a record torn by a crash."""
         # The head first: a writer appends to the file before it moves the head, so the file is never behind.
-        count, head = self._read_head()
+        count, head, whole = self._read_head()
         data = self.path.read_bytes() if self.path.exists() else b""
         *lines, torn = data.split(b"\n")
         records: list[Record] = []
@@ -113,11 +119,16 @@ class Chain:
         most = max(count, self._count)
         if len(records) < most:
             raise self._refuse(f"it was truncated: {most} records were written and {len(records)} are left")
+        if not whole and (len(records) == count if count else len(records) > 1):
+            # A crash tears a slot after the line that it is about was written. Without that line the slot was damaged
+            # in another way, and may have known of a line that is gone; and a new head file knows of none.
+            raise self._refuse(f"its head file {self.head_path.name} is damaged, and may have known of more records")
         if heads[count] != head:
             raise self._refuse(f"record {count} is not the one that its head file knows: it was rewritten")
         if heads[self._count] != self._head:
             raise self._refuse(f"record {self._count} is not the one that was read before: it was rewritten")
         self._count, self._head = len(records), heads[-1]
+        self._head_lags = bool(records) and not (whole and count == len(records))
         return records, len(data) - len(torn)
 
     def _parse(self, line: bytes, number: int) -> tuple[Record, str]:
@@ -126,7 +137,7 @@ class Chain:
             own = record.pop("hash")
             if canonical_json({**record, "hash": own}).encode() != line:
                 raise ValueError
-        except (ValueError, KeyError, AttributeError, TypeError, ConfigurationError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError, ConfigurationError):
             raise self._refuse(f"line {number} is not a record: it was edited or damaged") from None
         return record, own
 
@@ -172,6 +183,8 @@ class Chain:
                 os.ftruncate(file, size)
             self._size = size
             self._require_ours(file, self._head_file)
+            if self._head_lags:
+                self._move_head(self._head_file, self._count, self._head)
         except BaseException:
             os.close(file)
             if self._head_file is not None:
@@ -192,6 +205,12 @@ class Chain:
             os.close(file)
         os.replace(draft, self.head_path)
         self._sync_folder()
+
+    @staticmethod
+    def _move_head(head_file: int, count: int, head: str) -> None:
+        """Two slots take turns, so that a crash in this write leaves the other one whole."""
+        os.pwrite(head_file, _head_slot(count, head), (count % 2) * _SLOT)
+        os.fsync(head_file)
 
     def _require_ours(self, file: int, head_file: int) -> None:
         """Refuse when a path leads elsewhere than to the open file (an editor saves so), or the size is not ours."""
@@ -223,10 +242,8 @@ class Chain:
             if os.write(self._file, line) != len(line):
                 raise OSError("the record was written in part")
             os.fsync(self._file)
-            # Two slots take turns, so that a crash in this write leaves the other one whole.
             count = self._count + 1
-            os.pwrite(self._head_file, _head_slot(count, head), (count % 2) * _SLOT)
-            os.fsync(self._head_file)
+            self._move_head(self._head_file, count, head)
         except OSError as error:
             reason = f"the ledger {self.path} could not be written: {error}. Nothing may be released"
             raise LedgerError(reason) from error

@@ -31,11 +31,15 @@ class Neighbours(enum.StrEnum):
         raise ConfigurationError(f"neighbours must be {names}, not {value!r}")
 
 
+LEAST_NOISE = 1e-100
+"""A smaller noise multiplier protects nothing, and its square is 0 in floating point."""
+
+
 def _require_noise(noise_multiplier: float) -> None:
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= LEAST_NOISE):
         raise ConfigurationError(
-            f"noise_multiplier must be a finite number above 0, not {noise_multiplier!r}: without noise "
-            "there is no guarantee"
+            f"noise_multiplier must be a finite number above 0 (at least {LEAST_NOISE:g}), not {noise_multiplier!r}: "
+            "without noise there is no guarantee"
         )
 
 

@@ -31,6 +31,7 @@ from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, larger
 JSON = Any
 Pairs = list[tuple[Event, int]]
 VERSION = 2
+MOST_RELEASES = 2**53  # in one record: accountants compute with floats
 
 
 class Refusal(Exception):  # noqa: N818  (the ledger makes a LedgerError of it, with its path)
@@ -102,7 +103,7 @@ class LedgerState:
         self.version = record["version"]
         if self.dataset is not None and record["dataset"] != self.dataset:
             raise Refusal(f"it belongs to the dataset {record['dataset']!r}, not to {self.dataset!r}")
-        self.dataset = record["dataset"]
+        self.dataset = _text(record["dataset"], optional=True)
         shared = record.get("budget")
         fixed = None if shared is None else Budget(*shared)
         if self.budget is not None and self.budget != fixed:
@@ -127,18 +128,18 @@ class LedgerState:
 
     def _run(self, record: Record) -> None:
         self._settle(Neighbours(record["neighbours"]))
-        name = record["run"]
-        summary = RunSummary(name, record["plan"], record["resumes"], planned=planned_steps(record["plan"]))
+        name, plan = _text(record["run"]), dict(record["plan"])
+        summary = RunSummary(name, plan, _text(record["resumes"], optional=True), planned=planned_steps(plan))
         if self.version == 1:
             self._read_version_1(summary, record)
         else:
-            summary.uid, summary.unit = record["uid"], record["unit"]
+            summary.uid, summary.unit = _text(record["uid"]), _text(record["unit"], optional=True)
             summary.remarks = Remarks.from_json(record)
         if name in self.runs or summary.resumes not in (None, *self.runs):
             raise ValueError(f"{name} is there already, or resumes a run that is not")
         self.runs[name] = summary
         if record["seed"] is not None:
-            self.seeds.add(record["seed"])
+            self.seeds.add(_text(record["seed"]))
 
     def _read_version_1(self, summary: RunSummary, record: Record) -> None:
         """Runs of version 1 have no uid, and where a budget ended them nothing says how many steps it allowed."""
@@ -157,10 +158,10 @@ class LedgerState:
         summary.planned = steps
 
     def _reserve(self, record: Record) -> None:
-        event, count = event_from_json(record["event"]), int(record["count"])
+        event, count = event_from_json(record["event"]), record["count"]
         summary = self.runs[record["run"]]
-        if count < 1 or summary.closed:
-            raise ValueError("a reservation of nothing, or after the run closed")
+        if type(count) is not int or not 1 <= count <= MOST_RELEASES or summary.closed:
+            raise ValueError("a reservation of nothing, of more than can be, or after the run closed")
         if self.budget is not None and self.order is None and self.one_plan is None:
             raise ValueError("a reservation before it was settled how the shared budget is kept")
         summary.reserved[event] = summary.reserved.get(event, 0) + count
@@ -171,7 +172,7 @@ class LedgerState:
             raise ValueError(f"{summary.id} is closed already")
         for value, count in record["unused"]:
             event = event_from_json(value)
-            if not 0 <= count <= summary.reserved.get(event, 0):
+            if type(count) is not int or not 0 <= count <= summary.reserved.get(event, 0):
                 raise ValueError(f"{summary.id} gives back more than it reserved")
             summary.reserved[event] -= count
 
@@ -355,6 +356,12 @@ class LedgerState:
         from adadp.accounting.shared import FilterLimit
 
         return ((FilterLimit(self.budget, self.order, self.neighbours).event, 1),)
+
+
+def _text(value: JSON, *, optional: bool = False) -> Any:
+    if not (isinstance(value, str) or (optional and value is None)):
+        raise TypeError(f"{value!r} where a text is expected")
+    return value
 
 
 def _budget(budget: Budget | None) -> str:

@@ -101,6 +101,8 @@ class AGD(Algorithm):
             raise ConfigurationError("agd brings its own optimizer: pass what AGD.optimizer returns")
         if given.get("max_physical_batch_size") is not None or given.get("pad_lots"):
             raise ConfigurationError("agd looks at a lot several times, so it cannot come in parts: no microbatch")
+        if given.get("normalize_clipping"):
+            raise ConfigurationError("agd steps along the normalised gradient already: leave normalize_clipping out")
         if given.get("sampling", "poisson") != "poisson":
             raise ConfigurationError("agd's filter is proven for Poisson lots: leave sampling out")
         examples, lot = check_loader(given["data_loader"])

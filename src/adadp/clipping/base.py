@@ -84,6 +84,20 @@ class Clipping(ABC):
         There is one entry for each entry of `bound`: a number for all its coordinates, or a tensor of its shape.
         """
 
+    def norm_bound(self) -> float | Tensor:
+        """Return C of the current lot, the largest L2 norm of one example's contribution in the coordinates of the noise.
+
+        It is public: `make_private(normalize_clipping=True)` divides the release by it.
+
+        Raises:
+            ConfigurationError: this clipping has no such number.
+
+        """
+        raise ConfigurationError(
+            f"normalize_clipping divides the release by the clipping's bound, and {type(self).__name__} has no single "
+            "bound: leave normalize_clipping out"
+        )
+
     def sensitivity(self, neighbours: Neighbours = Neighbours.ADD_REMOVE) -> dict[str, float | Tensor]:
         """Return how far apart the sums of two neighbouring lots can be, in the current state.
 

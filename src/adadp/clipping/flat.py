@@ -74,6 +74,9 @@ class Flat(Clipping):
         """The ball's radius; a tensor where it follows releases."""
         return self.max_grad_norm
 
+    def norm_bound(self) -> float | Tensor:
+        return self._radius()
+
     def bound(self, gradients: Gradients) -> BoundedSums:
         return self._sums(gradients, self.weights(gradients))
 

@@ -97,6 +97,11 @@ class Grouped(Clipping):
         own = scale * math.sqrt(len(self._active))
         return {key: value for member in self._active for key, value in member.radii(own).items()}
 
+    def norm_bound(self) -> float | Tensor:
+        squares = [member.norm_bound() ** 2 for member in self._active or self.groups.values()]
+        total: float | Tensor = sum(squares) ** 0.5
+        return total
+
     def stddev(self, noise_multiplier: float) -> Stddev:
         own = noise_multiplier * math.sqrt(
             len(self._active)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from adadp.clipping.base import register
+from adadp.clipping.base import Clipping, register
 from adadp.clipping.flat import PositiveNumber
 from adadp.clipping.shaped import Shaped
 from adadp.errors import ConfigurationError
@@ -76,6 +76,9 @@ class Local(Shaped):
             self.local = bool(torch.cat([root.flatten() for root in roots]).var(correction=0) > self.threshold)
         torch._foreach_mul_(roots, _counted(roots))
         self.bounds = dict(zip(self.parameters, torch._foreach_mul(roots, self.beta), strict=True))
+
+    def norm_bound(self) -> float | Tensor:
+        return Clipping.norm_bound(self)  # refused: a box has a bound for each coordinate, and they change
 
     def steady(self, begun: bool = False) -> bool:
         return self.local and super().steady(begun)

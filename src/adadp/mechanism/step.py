@@ -43,6 +43,7 @@ class PrivateStep:
         randomness: where the noise comes from.
         mean_loss: whether scalar losses are means over the batch's rows, or sums.
         loss_scale: factor that losses are multiplied by before the backward pass.
+        normalize_clipping: divide what is released by the clipping's bound, a public number.
         count_nonfinite: count the examples whose gradients are not finite. The count is not private.
 
     """
@@ -59,6 +60,7 @@ class PrivateStep:
         randomness: Randomness,
         mean_loss: bool = True,
         loss_scale: float = 1.0,
+        normalize_clipping: bool = False,
         count_nonfinite: bool = False,
     ) -> None:
         self.capture, self.clipping = capture, clipping
@@ -66,7 +68,7 @@ class PrivateStep:
         self.noise_multiplier, self.expected_lot = noise_multiplier, expected_lot
         self.event, self._charge, self._randomness = event, charge, randomness
         self.mean_loss, self.loss_scale = mean_loss, loss_scale
-        self._count_nonfinite = count_nonfinite
+        self.normalize_clipping, self._count_nonfinite = normalize_clipping, count_nonfinite
         self.nonfinite: Tensor | None = None
         self.observer: Observer | None = None
         # Number of layer calls that were recorded in backward passes from each example's own loss, for this microbatch.
@@ -237,7 +239,7 @@ class PrivateStep:
     # ---- it is charged, noised and released --------------------------------------------------------------------------
 
     def release(self, lot: Lot) -> ReleasedGradient:
-        """Release the lot's gradient, divided by the expected lot size.
+        """Release the lot's gradient, divided by the expected lot size (and by the bound: `normalize_clipping`).
 
         Guarantee:
             The result is one release of `event`, which is charged before the noise is drawn. Where charging raises,
@@ -254,12 +256,14 @@ class PrivateStep:
         if lot.nonfinite is not None:
             self.nonfinite = lot.nonfinite if self.nonfinite is None else self.nonfinite + lot.nonfinite
         stddev = self.clipping.stddev(self.noise_multiplier)
+        # Of this lot: `Clipping.release` may set another bound for the next one.
+        unit = self.expected_lot * (self.clipping.norm_bound() if self.normalize_clipping else 1.0)
         sums = self.clipping.complete(lot.sums)
         noisy = self.noised("gradient", lot.number, sums, stddev)
         self._drop(lot, State.RELEASED)
         # -------------------------------------------------------------------- the line: post-processing from here on
         released = self.clipping.release(noisy, stddev)
-        means = torch._foreach_div(list(released.values()), self.expected_lot) if released else ()
+        means = torch._foreach_div(list(released.values()), unit) if released else ()
         return ReleasedGradient(zip(released, means, strict=True))
 
     def charge(self, lot: Lot) -> None:
