@@ -85,7 +85,7 @@ class Clipping(ABC):
         """
 
     def norm_bound(self) -> float | Tensor:
-        """Return C of the current lot, the largest L2 norm of one example's contribution in the coordinates of the noise.
+        """Return C of this lot, the largest norm of an example's contribution in the coordinates of the noise.
 
         It is public: `make_private(normalize_clipping=True)` divides the release by it.
 
