@@ -7,6 +7,7 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
 from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before
 from adadp.clipping import Clipping, by_name
+from adadp.clipping.base import settings_of
+from adadp.distributed.agreement import Agreement
+from adadp.distributed.together import Together
+from adadp.distributed.wrapped import switch_off, switch_on
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
 from adadp.mechanism import observation
@@ -83,6 +88,7 @@ class PrivacyEngine:
         self._abandoned: list[Counter[str]] = []  # of lots, for each run
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
+        self._together: Together | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if self._runs or self._ledger is not None:
@@ -170,6 +176,7 @@ class PrivacyEngine:
 
         """
         called, module = module, uncompiled(module)
+        together = self._join(called)
         # Everything that may be refused is refused before anything is changed.
         sigma = Gaussian(as_float("noise_multiplier", noise_multiplier)).noise_multiplier
         chosen = _clipping_of(clipping, max_grad_norm)
@@ -183,7 +190,7 @@ class PrivacyEngine:
         if reasons and self.budget is not None:
             raise NoGuaranteeError("a budget cannot be kept where the guarantee is none: " + "; ".join(reasons))
         check_parts(max_physical_batch_size, prefetch)
-        randomness = self._randomness.spawn(f"run {next(self._numbers)}")
+        randomness = together.sharing(self._randomness.spawn(f"run {next(self._numbers)}"))
         trained = trained_before(module, optimizer)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
         try:
@@ -200,6 +207,13 @@ class PrivacyEngine:
             if criterion is not None:
                 trial.of_criterion(criterion)
             largest = min(drawn.lot, max_physical_batch_size or drawn.lot)
+            together.agree(module, data_loader.dataset, {
+                "noise_multiplier": sigma, "sampling or batch_size": (drawn.name, drawn.lot),
+                "the clipping": ([type(part).__qualname__ for part in chosen.objects()], settings_of(chosen)),
+                "steps": steps, "loss_reduction or loss_scale": (loss_reduction, loss_scale),
+                "max_physical_batch_size or pad_lots": (max_physical_batch_size, pad_lots),
+                "the seed": self.seed, "secure_mode": self._randomness.secure, "the budget": self.budget,
+            })  # fmt: skip
             run = self._start(
                 drawn,
                 sigma,
@@ -212,12 +226,13 @@ class PrivacyEngine:
                     *FrozenNorms(module).assumptions(),
                     *chosen.assumptions,
                     randomness.assumption,
+                    *together.assumptions,
                 ],
                 [*trial.untried.values(), *untried_at_start(trained, largest)],
             )
             inherit_spending(module, self._open())  # which may refuse: then nothing is left watching
             self._last = run
-            trial.on_refusal = lambda text: run.note_once_charged(reasons=[REFUSED.format(text)])
+            agreement = together.agreement(run, module)
             step = step_class(
                 capture,
                 chosen,
@@ -230,6 +245,7 @@ class PrivacyEngine:
                 loss_scale=loss_scale,
                 normalize_clipping=normalize_clipping,
                 count_nonfinite=expose_raw,
+                agreement=agreement,
             )
             loader = PrivateLoader(
                 data_loader,
@@ -240,7 +256,9 @@ class PrivacyEngine:
                 batch_first=batch_first,
                 prefetch=prefetch,
                 lots=Lots(step.open, run.note_once_charged),
+                share=together.group.share,
             )
+            trial.on_refusal = partial(_refused, run, loader.lots, agreement)
             self._abandoned.append(loader.lots.abandoned)
             mark_private(module, capture, self._open())
             _SERVING.update(chosen.objects())
@@ -256,6 +274,7 @@ class PrivacyEngine:
                 expose_raw=expose_raw,
             )
             observation.attach(private, loader)
+            switch_off(called)
         except BaseException:
             capture.detach()  # what is not made private is left as it was
             raise
@@ -301,6 +320,7 @@ class PrivacyEngine:
         """
         if (epochs is None) == (steps is None):
             raise ConfigurationError("give either epochs= or steps=, and not both")
+        self._join(module)
         chosen = _clipping_of(clipping, max_grad_norm)
         drawn = self._sampling(data_loader, sampling, poisson_sampling)
         planned = steps if steps is not None else (epochs or 0) * len(drawn)
@@ -341,6 +361,7 @@ class PrivacyEngine:
         capture = capture_of_private(module)
         if capture is not None:
             capture.detach()
+            switch_on(module)
 
     def close(self) -> None:
         """End this engine's runs in the ledger. What was reserved and not used is given back."""
@@ -378,6 +399,13 @@ class PrivacyEngine:
         return self.guarantee(delta).require()
 
     # ---- in parts ---------------------------------------------------------------------------------------------------
+
+    def _join(self, module: nn.Module) -> Together:
+        """The processes that train `module`, this one alone or several with one ledger."""
+        self._together = Together.training(module, self._together, self._open)
+        if self._together.books is not None:
+            self._ledger = self._together.books.ledger
+        return self._together
 
     def _sampling(self, loader: DataLoader[Any], sampling: str, poisson_sampling: bool | None) -> Sampling:
         return sampling_of(loader, sampling, poisson_sampling)
@@ -425,7 +453,8 @@ class PrivacyEngine:
             "steps": steps,
         }
         seed = self.seed if not self._runs else None  # one seed, one stream of numbers, however many models
-        run = self._open().start(
+        begin = partial(
+            self._open().start,
             plan,
             seed=seed,
             budget=self.budget,
@@ -433,6 +462,7 @@ class PrivacyEngine:
             assumptions=assumptions,
             untried=[*untried, *untried_before(earlier.waiting for earlier in self._runs)],
         )
+        run = begin() if self._together is None else self._together.start(begin)
         self._runs.append(run)
         self._neighbours = sampling.neighbours
         return run
@@ -451,6 +481,13 @@ def _clipping_of(clipping: str | Clipping, max_grad_norm: float | None) -> Clipp
             "this clipping (or its shape or source) serves another run, whose state it keeps: make a new one"
         )
     return clipping
+
+
+def _refused(run: Run, lots: Lots, agreement: Agreement, text: str) -> None:
+    """A trial refused the model, the loss or the collate function: there is no guarantee, and no process goes on."""
+    run.note_once_charged(reasons=[REFUSED.format(text)])
+    if lots.current is not None:
+        agreement.failed(lots.current.lot)
 
 
 def is_private(module: nn.Module) -> bool:

@@ -35,6 +35,10 @@ class BudgetExhaustedError(PrivacyError):
     """The next release would exceed the budget. It did not run."""
 
 
+class DistributedError(PrivacyError):
+    """Processes that train one model together no longer do: one ended, or they do not do the same."""
+
+
 class LotTooLargeError(PrivacyError, MemoryError):
     """A batch does not fit into memory; says which size would."""
 

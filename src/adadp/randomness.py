@@ -5,7 +5,8 @@ fork has a stream of its own in each child. A copy never continues the stream th
 
 With a seed, the noise of a lot follows from the run, the lot's number and the attempt at it (`begin_lot`), and not from
 what was drawn before: a run that is resumed, or shared by several processes, draws the same noise for the same lot.
-Without a seed noise comes from one stream that nothing can repeat.
+The same holds for a key that several processes share. Without either, noise comes from one stream that nothing can
+repeat.
 """
 
 from __future__ import annotations
@@ -40,24 +41,35 @@ class Randomness:
         secure: take all noise from the system's cryptographic source, and streams from SHAKE-256 with a key from there
             (slower). Has no effect with a seed.
         name: of the run. Different names have independent streams.
+        key: 256 secret bits that several processes share to draw the same lots and noise (`sharing`).
 
     """
 
-    def __init__(self, seed: int | None = None, *, secure: bool = False, name: str = "") -> None:
+    def __init__(
+        self, seed: int | None = None, *, secure: bool = False, name: str = "", key: bytes | None = None
+    ) -> None:
         self.seeded = seed is not None
         self.secure = secure and seed is None
-        self._seed, self._name = seed, name
+        self._seed, self._name, self._shared = seed, name, key
         self._key: bytes | None = None
         self._process = os.getpid() if self.seeded else None  # whose stream it is; an unseeded one's from its first use
         self._copied = False
         self._generators: dict[torch.device, torch.Generator] = {}
         self._made: list[tuple[torch.Generator, str]] = []  # all there ever were, with the names of their streams
         self._at = ""  # the lot and attempt whose noise is drawn; "" for a stream that no lot restarts
+        self._drawn = 0  # how often noise was drawn for it, where `secure` processes share a key
 
     def spawn(self, name: str) -> Randomness:
         """Return the randomness of one run, independent of this object's and of that of other names."""
         self._require_own()
         return type(self)(self._seed, secure=self.secure, name=f"{self._name}/{name}")
+
+    def sharing(self, key: bytes) -> Randomness:
+        """Return the randomness of one run that several processes work on, each with this object's settings and `key`.
+
+        With a seed the key is not used: the processes have the seed in common.
+        """
+        return type(self)(self._seed, secure=self.secure, name=self._name, key=key)
 
     @property
     def assumption(self) -> str:
@@ -89,9 +101,11 @@ class Randomness:
                     "another seed, or without one, in each process."
                 )
             self._key, self._generators, self._made, self._copied = None, {}, [], False
+            self._shared = None
         if self._key is None:
             self._process = here
-            self._key = secrets.token_bytes(32) if self._seed is None else hashlib.sha256(b"%d" % self._seed).digest()
+            fresh = secrets.token_bytes(32) if self._shared is None else self._shared
+            self._key = fresh if self._seed is None else hashlib.sha256(b"%d" % self._seed).digest()
         return self._key
 
     def __reduce__(self) -> Any:
@@ -101,15 +115,15 @@ class Randomness:
     # ---- draws ------------------------------------------------------------------------------------------------------
 
     def begin_lot(self, number: int, attempt: int = 0) -> None:
-        """With a seed, restart the noise from the lot's number and the attempt at it; without one, do nothing.
+        """With a seed or a shared key, restart the noise from the lot's number and the attempt at it; else do nothing.
 
         The same pair gives the same noise again, so a pair must not serve two different sums. Generators are restarted
         in place: CUDA graphs that were recorded with them go on to use them.
         """
-        if not self.seeded:
+        if not self.seeded and self._shared is None:
             return
         key = self._require_own()
-        self._at = f" lot {number} attempt {attempt}"
+        self._at, self._drawn = f" lot {number} attempt {attempt}", 0
         for generator, name in self._made:
             _start(generator, key, name + self._at)
 
@@ -142,7 +156,8 @@ class Randomness:
         are those of a normal distribution up to 8 and more.
         """
         if self.secure:
-            return torch.from_numpy(normal_from(secrets.token_bytes, like.numel())).to(like.device).view(like.shape)
+            drawn = torch.from_numpy(normal_from(self._secure_bytes(), like.numel()))
+            return drawn.to(like.device).view(like.shape)
         generator = self.generator(like.device)
         drawn = torch.empty(like.shape, dtype=accumulation_dtype(like.dtype), device=like.device)
         drawn.normal_(generator=generator)
@@ -152,6 +167,19 @@ class Randomness:
             return with_tails(drawn, generator)
         # (a + b) / sqrt(2) is normal too, and far out only where neither a nor b is. Nothing waits for the GPU.
         return drawn.add_(torch.empty_like(drawn).normal_(generator=generator)).mul_(math.sqrt(0.5))
+
+    def _secure_bytes(self) -> Callable[[int], bytes]:
+        """The system's random bytes; where processes share a key, those that SHAKE-256 makes of it."""
+        key = self._require_own()
+        if self._shared is None:
+            return secrets.token_bytes
+
+        def draw(count: int) -> bytes:
+            self._drawn += 1
+            place = f"{self._name} noise{self._at} draw {self._drawn}"
+            return hashlib.shake_256(key + place.encode()).digest(count)
+
+        return draw
 
     def stream(self, name: str) -> Stream:
         """Return the stream that is determined by this run's key and `name`; each call starts it from the beginning."""

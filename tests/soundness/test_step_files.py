@@ -31,6 +31,7 @@ LEAVES = {
     "gradients/forms/": "linear algebra with one layer's per-example gradients: norms, and sums with given weights",
     "gradients/rounding.py": "the arithmetic that the forms use, and how many bits it has",
     "gradients/kernels/": "the same numbers as the forms would compute, faster",
+    "distributed/": "for a process alone: passes the charge on and returns",
     "randomness.py": "the generator: returns standard normal numbers",
     "out_of_memory.py": "turns an error of the device into advice; does nothing else",
 }

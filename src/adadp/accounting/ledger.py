@@ -59,6 +59,9 @@ def dataset_fingerprint(content: Iterable[bytes], key: bytes) -> str:
 class Ledger(ReadableLedger):
     """Every release on one dataset. `path` None keeps it in memory: nothing then survives the process."""
 
+    #: Called with each new record, once it is written (`adadp.distributed.books`).
+    on_record: Callable[[Record], None] | None = None
+
     # ---- spending that follows weights -----------------------------------------------------------------------------
 
     def inherit(self, spending: Any) -> None:
@@ -163,7 +166,7 @@ class Ledger(ReadableLedger):
         """Hold the file for writing."""
         if self._chain is None:
             if not self._state.key:
-                self._state.apply(self._header())
+                self._write(self._header())
             return
         if self._chain.locked:
             return
@@ -213,6 +216,8 @@ class Ledger(ReadableLedger):
         if self._chain is not None:
             self._chain.append(record)
         self._state.apply(record)
+        if self.on_record is not None:
+            self.on_record(record)
 
     def _start(
         self,

@@ -21,6 +21,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from adadp.checks.configurations import configuration_problems
 from adadp.checks.criterion import check_criterion
 from adadp.checks.repair import fix
+from adadp.distributed.wrapped import inside
 from adadp.errors import ConfigurationError, UnsupportedModuleError
 from adadp.gradients.layers.normalization import normalises_by_constants
 
@@ -44,8 +45,13 @@ def problems(module: nn.Module) -> list[str]:
                 f"{here} keeps running statistics of the data, which leave training without noise. "
                 "adadp.fix(model) turns track_running_stats off."
             )
-        elif isinstance(part, DataParallel | DistributedDataParallel):
-            found.append(f"{here} splits batches over devices: pass the module inside it")
+        elif isinstance(part, DataParallel):
+            found.append(
+                f"{here} splits batches over the devices of one process: pass the module inside it, or start one "
+                "process for each device with torchrun and DistributedDataParallel"
+            )
+        elif isinstance(part, DistributedDataParallel):
+            found.append(f"{here} is around a part of the model: put DistributedDataParallel around the whole")
         elif isinstance(part, torch.jit.ScriptModule):
             found.append(f"{here} is TorchScript, which cannot be watched: pass the nn.Module it was made from")
         elif any(isinstance(hook, _REPARAMETRIZING) for hook in part._forward_pre_hooks.values()):
@@ -98,16 +104,14 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """The module inside a compiled one; `module` itself where it is not compiled.
+    """The module inside a compiled one or a DistributedDataParallel; `module` itself where it is neither.
 
     Code that was compiled before the engine's hooks were attached would run without them, so all compiled code is
     discarded and compiled again: also functions that call a part of the module, which the module does not show.
     """
     if "torch._dynamo" in sys.modules:  # not imported where nothing was compiled yet
         torch.compiler.reset()
-    inner = getattr(module, "_orig_mod", module) if type(module).__name__ == "OptimizedModule" else module
-    assert isinstance(inner, nn.Module)
-    return inner
+    return inside(module)
 
 
 __all__ = [

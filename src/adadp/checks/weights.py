@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from adadp.accounting.ledger import Ledger
+from adadp.distributed.wrapped import inside
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture
 from adadp.gradients.capture.hooks import copied_from
@@ -105,8 +106,8 @@ def _capture_of(part: nn.Module) -> Capture | None:
 
 
 def capture_of_private(module: nn.Module) -> Capture | None:
-    """The capture that watches this module (compiled or not) as a private model; None where it is an ordinary one."""
-    module = getattr(module, "_orig_mod", module)
+    """The capture that watches this module (compiled, wrapped or not) as a private model; None if it is not one."""
+    module = inside(module)
     capture = _capture_of(module)
     return capture if capture is not None and capture.module is module else None
 

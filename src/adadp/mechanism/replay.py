@@ -228,6 +228,8 @@ def _obstacle(optimizer: PrivateOptimizer) -> str | None:
         return f"{', '.join(foreign) or type(step).__name__} may do on the host what a replay would leave out"
     if step._randomness.secure:
         return "secure_mode takes its noise from the operating system, on the host"
+    if step.agreement.group.size > 1:
+        return "several processes agree on each lot, on the host, before its sums are added up"
     if step._count_nonfinite:
         return "expose_raw counts on the host"
     if step.observer is not None:

@@ -19,6 +19,7 @@ from adadp.accounting.events import Event
 from adadp.checks.notes import say_through_func
 from adadp.clipping.base import Clipping, count_lot, settings_of
 from adadp.clipping.early import before_pass
+from adadp.distributed.agreement import ALONE, Agreement
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
 from adadp.gradients.capture.meetings import UnruledError
@@ -45,6 +46,7 @@ class PrivateStep:
         loss_scale: factor that losses are multiplied by before the backward pass.
         normalize_clipping: divide what is released by the clipping's bound, a public number.
         count_nonfinite: count the examples whose gradients are not finite. The count is not private.
+        agreement: with other processes, which have the other parts of each lot.
 
     """
 
@@ -62,8 +64,9 @@ class PrivateStep:
         loss_scale: float = 1.0,
         normalize_clipping: bool = False,
         count_nonfinite: bool = False,
+        agreement: Agreement = ALONE,
     ) -> None:
-        self.capture, self.clipping = capture, clipping
+        self.capture, self.clipping, self.agreement = capture, clipping, agreement
         capture.before_pass = partial(before_pass, self)  # all of clamping during the backward pass (`clipping.early`)
         self.noise_multiplier, self.expected_lot = noise_multiplier, expected_lot
         self.event, self._charge, self._randomness = event, charge, randomness
@@ -155,11 +158,13 @@ class PrivateStep:
         lot = microbatch.of
         try:
             bounded = self._bounded(microbatch, keep)
-        except BaseException:
+        except BaseException as error:
             # Whether this raises may depend on the examples: the lot must not be released without this part, and the
             # part's gradients must not be added to another lot.
             self._drop(lot, State.FAILED)
             self.forget()
+            if isinstance(error, Exception):  # other processes would wait for this part
+                self.agreement.failed(lot.number)
             raise
         self.calls_from_losses = None
         lot.state = State.FILLED if microbatch.last else State.OPENED
@@ -254,11 +259,12 @@ class PrivateStep:
         self._refuse_changed_clipping(lot)
         self.charge(lot)
         if lot.nonfinite is not None:
-            self.nonfinite = lot.nonfinite if self.nonfinite is None else self.nonfinite + lot.nonfinite
+            lost = self.agreement.group.totals({"lost": lot.nonfinite})["lost"]
+            self.nonfinite = lost if self.nonfinite is None else self.nonfinite + lost
         stddev = self.clipping.stddev(self.noise_multiplier)
         # Of this lot: `Clipping.release` may set another bound for the next one.
         unit = self.expected_lot * (self.clipping.norm_bound() if self.normalize_clipping else 1.0)
-        sums = self.clipping.complete(lot.sums)
+        sums = self.clipping.complete(self.agreement.totals(lot.sums))
         noisy = self.noised("gradient", lot.number, sums, stddev)
         self._drop(lot, State.RELEASED)
         # -------------------------------------------------------------------- the line: post-processing from here on
@@ -271,7 +277,8 @@ class PrivateStep:
         if lot.charged:
             return
         try:
-            self._charge(self.event)
+            noise = partial(self.clipping.stddev, self.noise_multiplier)
+            self.agreement.charge(lot.number, partial(self._charge, self.event), lot.sums, noise)
         except BaseException:
             self._drop(lot, State.FAILED)
             raise

@@ -23,7 +23,9 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
 )
+from torch.utils.data.distributed import DistributedSampler
 
+from adadp.distributed.share import WHOLE, Share
 from adadp.errors import ConfigurationError
 from adadp.randomness import Randomness
 from adadp.sampling.batches import filled_up
@@ -47,6 +49,7 @@ class PrivateLoader:
         batch_first: whether the first dimension of a batch's tensors is the example (else the second may be).
         prefetch: copy the next batch to this device while the loop works on the current one.
         lots: the lots of the run, shared with its step and optimizer.
+        share: the part of each lot that this process works on.
 
     Attributes:
         current: the microbatch that the loop holds; None before the first.
@@ -65,11 +68,12 @@ class PrivateLoader:
         batch_first: bool = True,
         prefetch: torch.device | str | None = None,
         lots: Lots | None = None,
+        share: Share = WHOLE,
     ) -> None:
         check_parts(max_physical_batch_size, prefetch)
-        self.pad_lots = pad_lots
+        self.pad_lots, self.share = pad_lots, share
         if pad_lots and max_physical_batch_size is None:
-            max_physical_batch_size = sampling.capacity
+            max_physical_batch_size = share.room(sampling.lot, sampling.capacity)
         self.dataset = loader.dataset
         self.collate_fn = loader.collate_fn
         self.sampling = sampling
@@ -140,10 +144,12 @@ class PrivateLoader:
 
         def draw() -> Iterator[list[int]]:
             for number in range(first, first + len(self)):
-                indices = self.sampling.draw(number, self._randomness).tolist()
-                lot = self.sampling.lot
+                drawn = self.sampling.draw(number, self._randomness)
+                indices, most = self.share.own(drawn).tolist(), self.share.most(drawn)
+                lot = self.share.expected(self.sampling.lot)
                 planned = size if self.pad_lots and size else min(lot, size or lot)
-                for part in microbatches(number, indices, None if self.whole_lots else size, planned, self.pad_lots):
+                cut = None if self.whole_lots else size
+                for part in microbatches(number, indices, cut, planned, self.pad_lots, most):
                     plan.append(part)
                     # An empty lot must be seen by the loop, too: one example that is not counted stands in for it.
                     yield list(part.indices) or [0]
@@ -289,6 +295,12 @@ def check_loader(loader: DataLoader[Any]) -> tuple[int, int]:
     if loader.batch_size is None:
         raise ConfigurationError(
             "data_loader has no batch_size (a custom batch_sampler, or batching is off): give it one"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ConfigurationError(
+            "data_loader draws with DistributedSampler, which repeats examples to make parts equally long: those would "
+            "count twice. Leave the sampler out and give every process the same dataset: each works on its own part of "
+            "every lot."
         )
     if type(loader.sampler) not in (RandomSampler, SequentialSampler):
         raise ConfigurationError(

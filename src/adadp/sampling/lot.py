@@ -110,11 +110,18 @@ class Microbatch:
         ]
 
 
-def microbatches(number: int, indices: Sequence[int], size: int | None, planned: int, padded: bool) -> list[Microbatch]:
-    """Lot `number` in parts of at most `size` examples; with `padded` every part has rows for exactly `size`."""
+def microbatches(
+    number: int, indices: Sequence[int], size: int | None, planned: int, padded: bool, most: int = 0
+) -> list[Microbatch]:
+    """Lot `number` in parts of at most `size` examples; with `padded` every part has rows for exactly `size`.
+
+    There are as many parts as for `most` examples: another process may have that many of the lot. What this one lacks
+    comes as parts of one row that is not counted.
+    """
     lot = Lot(number)
-    size = size or max(1, len(indices))
-    pieces = [indices[start : start + size] for start in range(0, max(1, len(indices)), size)]
+    most = max(1, len(indices), most)
+    size = size or most
+    pieces = [indices[start : start + size] for start in range(0, most, size)]
     return [
         Microbatch(
             lot, place, place == len(pieces) - 1, size if padded else max(1, len(piece)), len(piece), planned, piece

@@ -1,0 +1,161 @@
+"""The processes that train one model together, and all that they send each other.
+
+`Group` is a process alone: it sends nothing. `Processes` is what torch.distributed started. Everything else in adadp
+asks a `Group` and need not know which of the two it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from adadp.distributed.share import Share
+from adadp.distributed.wrapped import wrapper_of
+from adadp.errors import ConfigurationError, DistributedError, PrivacyError
+
+_Value = TypeVar("_Value")
+
+
+class Group:
+    """This process alone."""
+
+    rank, size = 0, 1
+
+    @property
+    def share(self) -> Share:
+        """The part of each lot that this process works on."""
+        return Share(self.rank, self.size)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes the ledger."""
+        return self.rank == 0
+
+    def rows(self, row: Sequence[int]) -> list[list[int]]:
+        """The row of 64-bit numbers that each process gives, in the order of their ranks. The one small collective."""
+        return [list(row)]
+
+    def objects(self, value: Any) -> list[Any]:
+        """The value that each process gives, in the order of their ranks; pickled on the way."""
+        return [value]
+
+    def totals(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Each entry summed over all processes, in float32 or better, the same to the last bit in each of them."""
+        return dict(sums)
+
+    def from_first(self, make: Callable[[], _Value]) -> _Value:
+        """What `make` returns in process 0, in every process; where it raises there, all raise."""
+        return make()
+
+
+class Processes(Group):
+    """All processes of a torch.distributed process group.
+
+    Numbers and objects go through a gloo group of their own: they are on the host, and collectives of the user's own,
+    or on a GPU, cannot get between them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        ranks = dist.get_process_group_ranks(group)
+        with _answering("begin"):
+            self._host = dist.new_group(ranks, _timeout_of(group), backend="gloo", use_local_synchronization=True)
+
+    def rows(self, row: Sequence[int]) -> list[list[int]]:
+        given = torch.tensor(list(row), dtype=torch.int64)
+        found = [torch.empty_like(given) for _ in range(self.size)]
+        with _answering("agree on a lot"):
+            dist.all_gather(found, given, group=self._host)
+        return [each.tolist() for each in found]
+
+    def objects(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        with _answering("compare what they were given"):
+            dist.all_gather_object(found, value, group=self._host)
+        return found
+
+    def totals(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        kinds: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+        for name, value in sums.items():
+            # A bfloat16 sum moves in steps as large as many examples' bounds.
+            kinds.setdefault((torch.promote_types(value.dtype, torch.float32), value.device), []).append(name)
+        found: dict[str, Tensor] = {}
+        for (dtype, device), names in kinds.items():
+            values = [sums[name] for name in names]
+            flat = torch.cat([value.reshape(-1).to(dtype) for value in values])
+            with _answering("add up a lot"):
+                dist.all_reduce(flat, group=self._host if device.type == "cpu" else self._group)
+            parts = torch.split(flat, [value.numel() for value in values])
+            found |= {name: part.view(sums[name].shape) for name, part in zip(names, parts, strict=True)}
+        return {name: found[name] for name in sums}
+
+    def from_first(self, make: Callable[[], _Value]) -> _Value:
+        made, error = None, None
+        if self.first:
+            try:
+                made = make()
+            except Exception as raised:
+                error = raised
+        sent = [(made if error is None else None, None if error is None else (type(error), str(error)))]
+        with _answering("learn what process 0 decided"):
+            dist.broadcast_object_list(sent, dist.get_global_rank(self._group, 0), group=self._host)
+        if error is not None:
+            raise error
+        if sent[0][1] is not None:
+            kind, text = sent[0][1]
+            raise (kind if issubclass(kind, PrivacyError) else DistributedError)(f"in process 0: {text}")
+        value: Any = sent[0][0]
+        return made if self.first else value  # type: ignore[return-value]
+
+
+def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long the processes of a group wait for one another; None (torch's own default) where torch does not say."""
+    for device in group._device_types:
+        found = getattr(group._get_backend(device).options, "_timeout", None)
+        if isinstance(found, timedelta):
+            return found
+    return None
+
+
+@contextmanager
+def _answering(what: str) -> Iterator[None]:
+    """Say in plain words that another process does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, PrivacyError):
+            raise
+        raise DistributedError(
+            f"the processes could not {what}: one of them ended, failed or stopped calling the loop alike "
+            f"({str(error).splitlines()[0]}). Look for the first error among their messages. Nothing was released that "
+            "is not in the ledger; start all of them again"
+        ) from error
+
+
+_GROUPS: dict[int, tuple[dist.ProcessGroup, Processes]] = {}  # by id: one host group for each, however many engines
+
+
+def group_of(module: nn.Module) -> Group:
+    """The processes that train `module`: those of its DistributedDataParallel, or all that torch.distributed started.
+
+    A collective call the first time: all processes make their models private at the same place.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return Group()
+    wrapper = wrapper_of(module)
+    group = dist.group.WORLD if wrapper is None else wrapper.process_group
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigurationError("this process is no part of the group that trains the module")
+    if dist.get_world_size(group) == 1:
+        return Group()
+    known = _GROUPS.get(id(group))
+    if known is None or known[0] is not group:
+        known = _GROUPS[id(group)] = group, Processes(group)
+    return known[1]

@@ -1,0 +1,78 @@
+"""DistributedDataParallel around a private model: its own reduction of gradients is switched off."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from adadp.errors import ConfigurationError, UnsupportedModuleError
+
+
+def inside(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile and DistributedDataParallel, in whatever order; `module` itself without them."""
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        elif type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module
+
+
+def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
+    """The DistributedDataParallel that `module` is, compiled or not; None if it is none."""
+    module = getattr(module, "_orig_mod", module)
+    return module if isinstance(module, DistributedDataParallel) else None
+
+
+def check_wrapper(module: nn.Module) -> None:
+    """Raise where the way in which `module` is spread over processes is not covered."""
+    for name, parameter in inside(module).named_parameters():
+        if isinstance(parameter, DTensor):
+            raise UnsupportedModuleError(
+                f"{name} is a DTensor, spread over processes as {parameter.placements}: tensor parallelism (and "
+                "fully_shard) split one example's gradient over processes, so that no process knows its norm. Use "
+                "DistributedDataParallel, which keeps the whole model in each process."
+            )
+    ddp = wrapper_of(module)
+    if ddp is None:
+        return
+    if ddp.static_graph or ddp.mixed_precision is not None or getattr(ddp, "_comm_hooks", []):
+        raise ConfigurationError(
+            "DistributedDataParallel with static_graph, mixed_precision or a communication hook changes how gradients "
+            "are computed or sent. Bounded sums are reduced by the engine, in float32: leave these options out, and "
+            "use autocast for bfloat16."
+        )
+
+
+def switch_off(module: nn.Module) -> None:
+    """Have DistributedDataParallel reduce no gradients and send no buffers: the engine reduces bounded sums itself."""
+    _switch(module, False)
+
+
+def switch_on(module: nn.Module) -> None:
+    """Have it reduce gradients again: the module inside is an ordinary one."""
+    _switch(module, True)
+
+
+def _switch(module: nn.Module, on: bool) -> None:
+    ddp = wrapper_of(module)
+    if ddp is not None:
+        # As under its no_sync(), for good: outside of it the reducer would wait for gradients that never come.
+        ddp.require_backward_grad_sync = ddp.require_forward_param_sync = on
+
+
+def checksum(values: list[torch.Tensor]) -> int:
+    """A number that differs where any bit of these tensors does (but for coincidence), the same on every machine."""
+    total = torch.zeros((), dtype=torch.int64)
+    for value in values:
+        if not value.numel():
+            continue
+        raw = value.detach().contiguous().view(-1).view(_WORDS[value.element_size()])
+        total = total.to(value.device) * 1_000_003 + raw.sum(dtype=torch.int64)
+    return int(total)
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}

@@ -1,0 +1,92 @@
+"""One mechanism over several processes: the lots, noise and weights of one process, and one event on one ledger."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from distributed.team import values
+from distributed.work import BUGS, EXAMPLES, LOT, Result, each, nothing, train
+
+CASES: dict[str, dict[str, Any]] = {
+    "flat": {},
+    "a plain module": {"wrap": False},
+    "pieces": {"max_physical_batch_size": 5},
+    "padded": {"pad_lots": True},
+    "Adam": {"optimizer": torch.optim.Adam, "lr": 0.01},
+    "fixed size": {"sampling": "fixed"},
+}
+#: Larger gradients without clipping, so that rounding to bfloat16 shows.
+LARGE = {"noise": 0.0001, "max_grad_norm": 1000.0, "lots": 4, "lr": 1.0}
+NOISE = {"loss": nothing, "lots": 8, "keep_gradients": True, "noise": 2.0}
+
+
+def alone(case: dict[str, Any]) -> Result:
+    return train(0, 1, **case)
+
+
+def check_same(one: Result, several: list[Result]) -> None:
+    """The processes did together what one process does alone."""
+    for number, lot in enumerate(one.lots):
+        assert sorted(index for each in several for index in each.lots[number]) == sorted(lot)
+    for result in several:
+        assert result.epsilon == one.epsilon
+        assert torch.equal(result.weights, several[0].weights)
+        torch.testing.assert_close(result.weights, one.weights, rtol=0, atol=1e-5)
+
+
+def check_noise(several: list[Result]) -> None:
+    """What is released where no example has a gradient: noise of the stated size, once, new for each lot."""
+    drawn = torch.stack(several[0].gradients).double() * LOT / 2.0
+    count = drawn.numel()
+    assert abs(float(drawn.square().mean()) - 1) < 5 * math.sqrt(2 / count)
+    assert len({float(lot[0]) for lot in drawn}) == len(drawn)
+    for result in several[1:]:
+        assert torch.equal(torch.stack(result.gradients), torch.stack(several[0].gradients))
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    cases = CASES | {"large": LARGE, "noise": {**NOISE, "seed": None}}
+    return values(request.param, tmp_path_factory.mktemp("team"), each, cases)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the two processes of a team come to with each planted bug."""
+    cases = {bug: {"plant": bug, **(NOISE if check == "noise" else LARGE)} for bug, (*_, check) in BUGS.items()}
+    return values(2, tmp_path_factory.mktemp("team"), each, cases)
+
+
+@pytest.mark.parametrize("name", [*CASES, "large"])
+def test_several_processes_do_what_one_does(together: list[dict[str, Any]], name: str) -> None:
+    one = alone((CASES | {"large": LARGE})[name])
+    results = [found[name] for found in together]
+    assert all(isinstance(result, Result) for result in results), results
+    check_same(one, results)
+    if name == "pieces":
+        assert len({result.batches for result in results}) == 1  # all call the loop equally often
+
+
+def test_noise_is_added_once(together: list[dict[str, Any]]) -> None:
+    check_noise([found["noise"] for found in together])
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(broken: list[dict[str, Any]], bug: str) -> None:
+    results, check = [found[bug] for found in broken], BUGS[bug][3]
+    if check == "engine":
+        assert all(str(result).startswith("DistributedError: the weights are no longer the same") for result in results)
+        return
+    assert all(isinstance(result, Result) for result in results)
+    with pytest.raises(AssertionError):
+        check_noise(results) if check == "noise" else check_same(alone(LARGE), results)
+
+
+def test_every_example_is_drawn_at_the_rate() -> None:
+    drawn = sum(len(lot) for lot in alone({"lots": 40}).lots)
+    expected = 40 * LOT
+    assert abs(drawn - expected) < 5 * math.sqrt(expected * (1 - LOT / EXAMPLES))

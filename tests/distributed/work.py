@@ -1,0 +1,229 @@
+"""What processes of a team do: an ordinary user's loop, and what it came to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from adadp import PrivacyEngine
+from adadp.distributed.agreement import AgreementOfAll
+from adadp.distributed.group import Processes
+from adadp.distributed.share import Share
+from adadp.mechanism import step as mechanism
+from adadp.sampling.schemes import Poisson
+
+EXAMPLES, FEATURES, LOT = 240, 6, 24
+
+
+@dataclass
+class Result:
+    """What a run came to in one process."""
+
+    weights: Tensor
+    epsilon: float | None
+    lots: list[list[int]]  # this process's examples of each lot
+    batches: int
+    gradients: list[Tensor] = field(default_factory=list)  # what was released, where it was kept
+
+
+def data(scale: float = 1.0) -> TensorDataset:
+    """Each example holds its own index, so that a loop shows which ones it saw."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = scale * torch.randn(EXAMPLES, FEATURES, generator=generator)
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long(), torch.arange(EXAMPLES))
+
+
+def mlp() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def train(
+    rank: int,
+    size: int,
+    *,
+    model: Callable[[], nn.Module] = mlp,
+    wrap: bool = True,
+    lots: int = 12,
+    seed: int | None = 5,
+    lr: float = 0.1,
+    noise: float = 1.0,
+    scale: float = 1.0,
+    keep_gradients: bool = False,
+    engine: dict[str, Any] | None = None,
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    **settings: Any,
+) -> Result:
+    """Train as a user does under torchrun; alone where there is no process group."""
+    inner = model()
+    module = DistributedDataParallel(inner) if wrap and dist.is_initialized() else inner
+    made = PrivacyEngine(seed=seed, **(engine or {}))
+    settings.setdefault("max_grad_norm", 1.0)
+    if not isinstance(settings.get("clipping", ""), str):
+        del settings["max_grad_norm"]
+    private, opt, loader = made.make_private(
+        module=module,
+        optimizer=optimizer(module.parameters(), lr=lr),
+        data_loader=DataLoader(data(scale), batch_size=LOT),
+        noise_multiplier=noise,
+        **settings,
+    )
+    seen: list[list[int]] = []
+    gradients: list[Tensor] = []
+    batches = 0
+    while len(seen) < lots or not opt.stepped:
+        for inputs, targets, indices in loader:
+            microbatch = loader.current
+            if microbatch.index == 0:
+                seen.append([])
+            seen[-1] += indices[: microbatch.real].tolist()
+            batches += 1
+            opt.zero_grad()
+            opt.backward(cross_entropy(private, inputs, targets) if loss is None else loss(private, inputs, targets))
+            opt.step()
+            if opt.stepped and keep_gradients:
+                gradients.append(torch.cat([p.grad.flatten() for p in inner.parameters()]))
+            if opt.stepped and len(seen) == lots:
+                break
+        if loader.stopped:
+            break
+    weights = torch.cat([parameter.detach().flatten() for parameter in inner.parameters()])
+    return Result(weights, made.guarantee(1e-5).epsilon, seen, batches, gradients)
+
+
+def cross_entropy(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(module(inputs), targets, reduction="none")
+
+
+def nothing(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Losses without a gradient: what is released is noise alone."""
+    return module(inputs).sum(1) * 0
+
+
+def each(rank: int, size: int, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """One training after the other in the same processes; an error in place of a result where all of them raise it."""
+    found: dict[str, Any] = {}
+    for name, case in cases.items():
+        try:
+            with planted(case.get("plant")):
+                found[name] = train(rank, size, **{key: value for key, value in case.items() if key != "plant"})
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+# ---- bugs that the tests must catch ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Break the engine in one way."""
+    if name is None:
+        yield
+        return
+    holder, attribute, broken, _ = BUGS[name]
+    sound = getattr(holder, attribute)
+    setattr(holder, attribute, broken(sound))
+    try:
+        yield
+    finally:
+        setattr(holder, attribute, sound)
+
+
+def _bfloat16(sound: Any) -> Any:
+    def totals(self: Any, sums: Any) -> Any:
+        found = {name: value.bfloat16() for name, value in sums.items()}
+        for value in found.values():
+            dist.all_reduce(value)
+        return {name: value.float() for name, value in found.items()}
+
+    return totals
+
+
+def _same_noise_in_shares(sound: Any) -> Any:
+    """Shares of the noise that are all drawn from the same stream: they add up, and do not average."""
+
+    def noised(sums: Any, stddev: Any, randomness: Any) -> Any:
+        shares = sound({name: torch.zeros_like(value) for name, value in sums.items()}, stddev, randomness)
+        parts = dist.get_world_size()
+        share = {name: value / math.sqrt(parts) for name, value in shares.items()}
+        return type(shares)({name: value + parts * share[name] for name, value in sums.items()})
+
+    return noised
+
+
+def _no_noise(sound: Any) -> Any:
+    return lambda sums, stddev, randomness: sums
+
+
+def _less_noise(sound: Any) -> Any:
+    return lambda sums, stddev, randomness: sound(
+        sums, {name: value * math.sqrt(0.5) for name, value in stddev.items()}, randomness
+    )
+
+
+def _whole_noise_of_each(sound: Any) -> Any:
+    """Every process adds all of the noise to its own part, and then they are added up."""
+
+    def noised(sums: Any, stddev: Any, randomness: Any) -> Any:
+        size, rank = dist.get_world_size(), dist.get_rank()
+        for _ in range(rank):  # a stream of its own
+            sound(sums, stddev, randomness)
+        part = sound({name: value / size for name, value in sums.items()}, stddev, randomness)
+        for value in part.values():
+            dist.all_reduce(value)
+        return part
+
+    return noised
+
+
+def _all_of_the_lot(sound: Any) -> Any:
+    return lambda self, drawn: drawn
+
+
+def _own_lot(sound: Any) -> Any:
+    """Each process draws a lot of its own, with the whole rate, from all of the data."""
+
+    def draw(self: Any, lot: int, randomness: Any) -> Tensor:
+        return sound(self, lot, randomness.spawn(f"process {dist.get_rank()}"))
+
+    return draw
+
+
+def _local_lot(sound: Any) -> Any:
+    def released(self: Any, lot: Any) -> Any:
+        real = max(1, self.capture.tag.real)
+        found = sound(self, lot)
+        return type(found)({name: value * self.expected_lot / (real * 2) for name, value in found.items()})
+
+    return released
+
+
+def _not_reduced(sound: Any) -> Any:
+    return lambda self, sums: sums
+
+
+#: By name: what is broken, how, and who has to see it: the check of the noise or of what one process alone does, or the
+#: engine itself.
+BUGS: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {
+    "noise in full on every process": (mechanism, "add_noise", _whole_noise_of_each, "noise"),
+    "noise on no process": (mechanism, "add_noise", _no_noise, "noise"),
+    "a share of the noise missing": (mechanism, "add_noise", _less_noise, "noise"),
+    "the same stream for each share": (mechanism, "add_noise", _same_noise_in_shares, "noise"),
+    "a lot of its own with the whole rate": (Poisson, "draw", _own_lot, "alone"),
+    "the whole lot on every process": (Share, "own", _all_of_the_lot, "alone"),
+    "divided by the local lot": (mechanism.PrivateStep, "release", _local_lot, "alone"),
+    "sums reduced in bfloat16": (Processes, "totals", _bfloat16, "alone"),
+    "sums not reduced": (AgreementOfAll, "totals", _not_reduced, "engine"),
+}
