@@ -57,9 +57,7 @@ def classification(
         )
     _require_shape("classification", "logits", logits, "[n, C]", 2)
     _require_labels("classification", labels, logits, "[n]")
-    if not 0 <= label_smoothing < 1:
-        raise ConfigurationError(f"label_smoothing must be in [0, 1), not {label_smoothing!r}")
-    losses = _cross_entropy(logits, labels, IGNORED, float(label_smoothing))
+    losses = _cross_entropy(logits, labels, IGNORED, label_smoothing)
     if class_weights is None:
         return losses
     _require_tensor("class_weights", class_weights)
@@ -72,35 +70,37 @@ def classification(
     return losses * own
 
 
-def causal_lm(logits: Tensor, labels: Tensor, ignore_index: int = IGNORED) -> Tensor:
+def causal_lm(logits: Tensor, labels: Tensor, ignore_index: int = IGNORED, label_smoothing: float = 0.0) -> Tensor:
     """Cross entropy of the next token, a mean over each example's own labelled tokens, [n].
 
     `logits` is [n, T, V] and `labels` [n, T], both from the same positions: the shift by one is done here, as Hugging
     Face models do it, so labels are the input's tokens with padding (and prompts) set to `ignore_index`.
+    `label_smoothing` is the part, in [0, 1), of each target that is spread evenly over all words.
     """
     _require_tokens("causal_lm", logits, labels)
     # The labels are shifted and not the logits: a part of the logits would be a copy of nearly all of them.
     nothing = torch.full_like(labels[:, :1], ignore_index)
-    return _token_mean(logits, torch.cat([labels[:, 1:], nothing], dim=1), ignore_index)
+    return _token_mean(logits, torch.cat([labels[:, 1:], nothing], dim=1), ignore_index, label_smoothing)
 
 
-def masked_lm(logits: Tensor, labels: Tensor) -> Tensor:
+def masked_lm(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Cross entropy of each labelled token at its own position, a mean over each example's own ones, [n].
 
     `logits` is [n, T, V]; `labels` [n, T] is -100 wherever nothing is predicted. Token classification is the same.
+    `label_smoothing` is as in `causal_lm`.
     """
     _require_tokens("masked_lm", logits, labels)
-    return _token_mean(logits, labels, IGNORED)
+    return _token_mean(logits, labels, IGNORED, label_smoothing)
 
 
-def seq2seq(logits: Tensor, labels: Tensor) -> Tensor:
+def seq2seq(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Cross entropy of a decoder's targets, a mean over each example's own ones, [n].
 
     `logits` is [n, T, V]; `labels` [n, T] holds the targets, -100 where padded. Nothing is shifted: the decoder's
-    inputs are the labels shifted right already.
+    inputs are the labels shifted right already. `label_smoothing` is as in `causal_lm`.
     """
     _require_tokens("seq2seq", logits, labels)
-    return _token_mean(logits, labels, IGNORED)
+    return _token_mean(logits, labels, IGNORED, label_smoothing)
 
 
 def regression(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -128,9 +128,9 @@ def binary(logits: Tensor, targets: Tensor) -> Tensor:
 # ---- cross entropy ---------------------------------------------------------------------------------------------------
 
 
-def _token_mean(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+def _token_mean(logits: Tensor, labels: Tensor, ignored: int, smoothing: float) -> Tensor:
     """Mean cross entropy over each example's own tokens, [n], from [n, T, V] and [n, T] at the same positions."""
-    losses = _cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignored, 0.0)
+    losses = _cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignored, smoothing)
     return _mean(losses.view(labels.shape), labels != ignored)
 
 
@@ -141,7 +141,9 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
 
 def _cross_entropy(logits: Tensor, labels: Tensor, ignored: int, smoothing: float) -> Tensor:
     """Cross entropy of each row, [rows], from [rows, C] and [rows]; 0 where the label is `ignored`."""
-    losses: Tensor = _RowCrossEntropy.apply(logits, labels.long(), ignored, smoothing)  # type: ignore[no-untyped-call]
+    if not 0 <= smoothing < 1:
+        raise ConfigurationError(f"label_smoothing must be in [0, 1), not {smoothing!r}")
+    losses: Tensor = _RowCrossEntropy.apply(logits, labels.long(), ignored, float(smoothing))  # type: ignore[no-untyped-call]
     return losses
 
 

@@ -120,8 +120,15 @@ class LossTrial:
             raise UnsupportedModuleError(CROSSED.format(module_of(crossing, self._runs.capture)))
 
     def _refuse_padding(self, lengths: Padded) -> None:
-        base = self._norms_of(lengths.base, lengths.count)
-        others = (self._norms_of(leaves, lengths.count) for leaves in lengths.longer)
+        try:
+            base = self._norms_of(lengths.base, lengths.count)
+            others = [self._norms_of(leaves, lengths.count) for leaves in lengths.longer]
+        except PrivacyError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            return  # the model takes no longer rows: the trial of the module, which comes next, says that
         if not any(norms_alike(base, other, lengths.kept, self._coarse) for other in others):
             raise TrainingLoopError(REACHES.format("the loss"))
 

@@ -1,0 +1,118 @@
+"""The arguments that a private trainer takes beside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from adadp.accounting.budget import Budget
+from adadp.accounting.ledger import Ledger
+from adadp.clipping import Clipping
+from adadp.engine import PrivacyEngine
+from adadp.errors import ConfigurationError
+
+LossOfRows = Callable[[Any, Mapping[str, Any]], Tensor]
+"""`loss(outputs, inputs)`: one loss for each row, [n], from the model's outputs and the batch with its labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """What `private(Trainer)` takes beside the trainer's own arguments.
+
+    Attributes:
+        target_delta: the delta at which the guarantee is stated.
+        target_epsilon: of everything in the ledger, together with the planned steps: the noise is chosen for it. With
+            `noise_multiplier` it is a budget: training stops before it is exceeded.
+        noise_multiplier: the noise's standard deviation over the bound, in place of a noise chosen for the target.
+        max_grad_norm: the bound on each example's gradient, for a clipping given by name (1.0 unless given). The
+            `max_grad_norm` of TrainingArguments is something else, and is not used.
+        clipping: as in `PrivacyEngine.make_private`.
+        max_physical_batch_size: the most examples that the model is run on at once. A lot, which is
+            `per_device_train_batch_size` on average, comes in as many pieces as that takes.
+        per_example_loss: `loss(outputs, inputs)` with one loss for each row, [n], where the model's head is none of
+            those that are known. The model is called without the labels.
+        public_examples: items of public data with the training set's structure: what can be tried is tried on them,
+            and on private examples only where they cannot be run.
+        public_evaluation: the evaluation set is public, or its people have agreed, and none of it is in the training
+            set. Then evaluation may decide what is kept (`load_best_model_at_end`), when training stops and the rate.
+            The guarantee states this as an assumption.
+        ledger, dataset, seed, accountant, secure_mode, strict: as in `PrivacyEngine`.
+        sampling, pad_lots, through_func, func_chunk: as in `PrivacyEngine.make_private`.
+
+    """
+
+    target_delta: float
+    target_epsilon: float | None = None
+    noise_multiplier: float | None = None
+    max_grad_norm: float | None = None
+    clipping: str | Clipping = "flat"
+    max_physical_batch_size: int | None = None
+    per_example_loss: LossOfRows | None = None
+    public_examples: Any = None
+    public_evaluation: bool = False
+    ledger: Ledger | str | Path | None = None
+    dataset: str | None = None
+    seed: int | None = None
+    accountant: str = "pld"
+    secure_mode: bool = False
+    strict: bool = False
+    sampling: str = "poisson"
+    pad_lots: bool = False
+    through_func: Iterable[str] = ()
+    func_chunk: int = 32
+
+    def __post_init__(self) -> None:
+        if self.target_epsilon is None and self.noise_multiplier is None:
+            raise ConfigurationError(
+                "a private trainer needs target_epsilon=, for which the noise is chosen, or noise_multiplier="
+            )
+        if self.target_epsilon is not None:
+            Budget(self.target_epsilon, self.target_delta)  # which says what is wrong with them
+
+    def engine(self) -> PrivacyEngine:
+        """A new engine; it has a budget where both a target and a noise are given."""
+        budget = None
+        if self.noise_multiplier is not None and self.target_epsilon is not None:
+            budget = Budget(self.target_epsilon, self.target_delta)
+        return PrivacyEngine(
+            accountant=self.accountant,
+            secure_mode=self.secure_mode,
+            seed=self.seed,
+            ledger=self.ledger,
+            dataset=self.dataset,
+            budget=budget,
+            strict=self.strict,
+        )
+
+    def make_private(self, engine: PrivacyEngine, *, steps: int, **parts: Any) -> Any:
+        """Model, optimizer and loader (`parts`), private for `steps` planned lots."""
+        parts |= {
+            "steps": steps,
+            "max_grad_norm": self.max_grad_norm,
+            "clipping": self.clipping,
+            "sampling": self.sampling,
+            "max_physical_batch_size": self.max_physical_batch_size,
+            "pad_lots": self.pad_lots,
+            "through_func": self.through_func,
+            "func_chunk": self.func_chunk,
+            "public_examples": self.public_examples,
+        }
+        if self.noise_multiplier is not None:
+            return engine.make_private(noise_multiplier=self.noise_multiplier, **parts)
+        return engine.make_private_with_epsilon(
+            target_epsilon=self.target_epsilon,  # type: ignore[arg-type]  # one of the two is given
+            target_delta=self.target_delta,
+            **parts,
+        )
+
+
+def taken_from(arguments: dict[str, Any]) -> Privacy:
+    """The privacy arguments among a trainer's keyword arguments, which are taken out of them."""
+    own = {field.name: arguments.pop(field.name) for field in fields(Privacy) if field.name in arguments}
+    if "target_delta" not in own:
+        raise ConfigurationError("a private trainer needs target_delta=, for instance 1 / (10 * len(train_dataset))")
+    return Privacy(**own)
