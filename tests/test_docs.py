@@ -43,6 +43,14 @@ SETUP = {
         loader = DataLoader(TensorDataset(torch.rand(60, 4), torch.arange(60) % 2), batch_size=30)
         public_dataset = TensorDataset(torch.rand(20, 4), torch.arange(20) % 2)
     """,
+    "huggingface.md": """
+        import torch, transformers
+        sizes = dict(vocab_size=23, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+        words = torch.randint(1, 23, (192, 6))
+        dataset = [{"input_ids": row, "labels": row.clone()} for row in words]
+        collate = transformers.default_data_collator
+    """,
     "lightning.md": """
         import torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -75,7 +83,7 @@ SETUP = {
 }
 
 #: Packages of extras that a page's blocks import.
-NEEDS = {"lightning.md": "lightning"}
+NEEDS = {"huggingface.md": "transformers", "lightning.md": "lightning"}
 
 
 def blocks(page: Path) -> list[tuple[int, str, bool]]:

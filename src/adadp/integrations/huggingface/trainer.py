@@ -130,6 +130,7 @@ class PrivateTraining:
             output = above.train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self.engine.detach(trainer.model)
+            self.engine.close()  # the ledger is free for others, and has back what was reserved and not used
         return output._replace(training_loss=float("nan"))
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +245,7 @@ class PrivateTraining:
         self._trained_model = model
         model.train()
         for batch in self._lots.next_lot():
-            # The model's forward has autocast of its own. It is on here too, so that trials know how results are rounded.
+            # The model's forward has autocast of its own. It is on here too: trials must know how results are rounded.
             with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
                 self._step(trainer._prepare_inputs(batch))
         self._trained_model = None
