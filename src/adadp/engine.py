@@ -356,6 +356,11 @@ class PrivacyEngine:
             self.budget = before
             raise
 
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """This engine's runs in its ledger (`Ledger.charges`), oldest first."""
+        return tuple(run.id for run in self._runs)
+
     def detach(self, module: nn.Module) -> None:
         """Remove the engine's hooks from a module, which is an ordinary one again. What was spent stays charged."""
         capture = capture_of_private(module)

@@ -69,3 +69,7 @@ class UntriedWarning(UserWarning):
 
 class ModelNotice(UserWarning):
     """Something about the model that its user may want to know, in one line; `adadp.notes(model)` has every name."""
+
+
+class LedgerNotice(UserWarning):
+    """Something about a ledger in one line: what it holds already, or that another process is waited for."""

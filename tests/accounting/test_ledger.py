@@ -17,7 +17,7 @@ import pytest
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.events import Event, FixedSizeGaussian, Gaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.accounting.ledger import MOST_RESERVED, Budget, Ledger, dataset_fingerprint
-from adadp.errors import AccountingError, BudgetExhaustedError, ConfigurationError, LedgerError
+from adadp.errors import AccountingError, BudgetExhaustedError, ConfigurationError, LedgerError, LedgerNotice
 
 STEP = PoissonGaussian(4.0, 0.05)
 PCA = Gaussian(16.0)
@@ -231,12 +231,33 @@ def test_a_torn_head_falls_back_to_the_one_before(path: Path) -> None:
 def test_only_one_process_appends(path: Path) -> None:
     make(path)
     with Ledger(path).start({}) as run:
-        with pytest.raises(LedgerError, match="in use"):
+        with pytest.raises(LedgerError, match=r"in use by an earlier run of this process.*engine\.close\(\)"):
             Ledger(path).start({})
         run.charge(STEP)
         assert charged(Ledger(path))[STEP] >= 101  # reading needs no lock
     with Ledger(path).start({}):
         pass
+
+
+def hold(path: Path, held: Any, seconds: float) -> None:
+    with Ledger(path).start({}):
+        held.set()
+        time.sleep(seconds)
+
+
+def test_another_process_is_waited_for_and_that_is_said(path: Path) -> None:
+    make(path)
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    process = context.Process(target=hold, args=(path, held, 1.0))
+    process.start()
+    assert held.wait(60)
+    with pytest.warns(LedgerNotice, match=r"waiting up to 0\.1 s"), pytest.raises(LedgerError, match="another process"):
+        Ledger(path, wait=0.1).start({})
+    with pytest.warns(LedgerNotice, match="waiting up to 60 s"), Ledger(path, wait=60).start({}) as run:
+        run.charge(STEP)
+    process.join()
+    assert charged(Ledger(path))[STEP] == 101
 
 
 def test_a_forked_child_can_neither_charge_nor_close(path: Path) -> None:

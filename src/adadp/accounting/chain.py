@@ -14,10 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
-from adadp.errors import ConfigurationError, LedgerError
+from adadp.errors import ConfigurationError, LedgerError, LedgerNotice
 
 try:
     import fcntl
@@ -28,6 +30,10 @@ Record = dict[str, Any]
 
 _START = hashlib.sha256(b"adadp ledger").hexdigest()
 _SLOT = 256
+_LOOK_AGAIN = 0.2  # seconds between two looks at a file that another process holds
+
+#: The files that this process may append to, by device and inode, each with the process's id: a fork inherits the set.
+_HELD: set[tuple[int, int, int]] = set()
 
 
 def canonical_json(value: object) -> str:
@@ -146,8 +152,12 @@ class Chain:
         """Whether this process may append."""
         return self._file is not None
 
-    def lock(self) -> list[Record]:
-        """Become the only process that may append; returns the records as they are now, verified."""
+    def lock(self, wait: float = 0.0) -> list[Record]:
+        """Become the only one that may append; returns the records as they are now, verified.
+
+        Where another process holds the file, wait for it for at most `wait` seconds, and say so once. Another ledger
+        of this process is not waited for: nothing would let go of the file meanwhile.
+        """
         if self._broken:
             raise self._refuse("an earlier write to it failed; open it again")
         if fcntl is None:  # two processes that write at once would both spend the same budget
@@ -156,23 +166,17 @@ class Chain:
                 "memory (no path), or train under Linux, macOS or WSL"
             )
         try:
-            return self._lock()
+            return self._lock(wait)
         except OSError as error:
             raise LedgerError(f"the ledger {self.path} cannot be written: {error}") from error
 
-    def _lock(self) -> list[Record]:
+    def _lock(self, wait: float) -> list[Record]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         # The file holds the key of its fingerprints, so it is its owner's alone.
         file = os.open(self.path, flags, 0o600)
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LedgerError(
-                    f"the ledger {self.path} is in use: another run holds it. Wait for it to end, or give "
-                    "this run a ledger of its own and add the costs"
-                ) from None
+            self._hold(file, wait)
             records, size = self._read()
             if not self.head_path.exists():
                 self._make_head()  # before the first line: a line without a head file would be refused
@@ -192,7 +196,36 @@ class Chain:
                 self._head_file = None
             raise
         self._file = file
+        _HELD.add(_identity(file))
         return records
+
+    def _hold(self, file: int, wait: float) -> None:
+        """Take the lock on the open file, or raise `LedgerError` after `wait` seconds."""
+        until, said = time.monotonic() + wait, False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if _identity(file) in _HELD:
+                    raise LedgerError(
+                        f"the ledger {self.path} is in use by an earlier run of this process, which has not ended: "
+                        "call engine.close() (or ledger.close(), run.close()) on it first"
+                    ) from None
+                if time.monotonic() >= until:
+                    waited = f" {wait:g} s were waited." if wait else ""
+                    raise LedgerError(
+                        f"the ledger {self.path} is in use: a run of another process holds it.{waited} Wait for it to "
+                        "end, or give this run a ledger of its own and add the costs"
+                    ) from None
+            if not said:
+                said = True
+                warnings.warn(
+                    f"the ledger {self.path} is in use by another process: waiting up to {wait:g} s for its run to end",
+                    LedgerNotice,
+                    stacklevel=2,
+                )
+            time.sleep(_LOOK_AGAIN)
 
     def _make_head(self) -> None:
         """In one move, so that a crash does not leave an empty head file behind."""
@@ -253,7 +286,14 @@ class Chain:
 
     def unlock(self) -> None:
         """Let other processes append."""
+        if self._file is not None:
+            _HELD.discard(_identity(self._file))
         for file in (self._file, self._head_file):
             if file is not None:
                 os.close(file)
         self._file = self._head_file = None
+
+
+def _identity(file: int) -> tuple[int, int, int]:
+    found = os.fstat(file)
+    return os.getpid(), found.st_dev, found.st_ino

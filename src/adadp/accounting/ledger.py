@@ -122,6 +122,21 @@ class Ledger(ReadableLedger):
         if state.order is None:
             self._append({"kind": "order", "order": order})
 
+    def settle_order(self, event: Event) -> None:
+        """Keep a shared budget at the order that suits releases like `event`; what was settled before stays.
+
+        Otherwise the first release settles it, which may be a preprocessing's and suit no step.
+        """
+        self._require_owner()
+        if self.budget is not None:
+            self._writing(lambda: self._settle_order(event))
+
+    def _settle_order(self, event: Event) -> None:
+        state = self._state
+        if state.budget is not None and state.order is None and state.one_plan is None:
+            order = fix_order(event, state.budget, state.neighbours or Neighbours.ADD_REMOVE)
+            self._append({"kind": "order", "order": order})
+
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     def start(
@@ -175,7 +190,7 @@ class Ledger(ReadableLedger):
         self._replay_locked(self._chain)
 
     def _replay_locked(self, chain: Chain) -> None:
-        records = chain.lock()
+        records = chain.lock(self.wait)
         try:
             self._replay(records)
             if not self._state.key:

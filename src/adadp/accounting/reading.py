@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adadp.accounting.budget import Budget
 from adadp.accounting.chain import Chain, Record
-from adadp.accounting.composition import Canonical, canonical
+from adadp.accounting.composition import Canonical, Composition, canonical
 from adadp.accounting.events import Event, Neighbours
-from adadp.accounting.ledger_state import LedgerState, Refusal, RunSummary
+from adadp.accounting.ledger_state import LedgerState, Refusal, RunSummary, on_record
 from adadp.accounting.remarks import Remarks
-from adadp.accounting.shared import FilterLimit
+from adadp.accounting.shared import FilterLimit, fix_order
 from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, FilterOrigin, spending_to_json
 from adadp.errors import LedgerError
 
@@ -33,14 +33,16 @@ class ReadableLedger:
         dataset: str | None = None,
         neighbours: Neighbours | None = Neighbours.ADD_REMOVE,
         budget: Budget | None = None,
+        wait: float = 600.0,
     ) -> None:
         """Open, and verify if it exists. A new file is written by the first `start` and needs a `dataset`.
 
         `dataset` is a declared name or a `dataset_fingerprint`. `neighbours` None takes what the file says,
         or what the first run's plan says under "neighbours". `budget` is shared by all runs, which may
         then be chosen after seeing one another (`shared`). It is fixed when the ledger is made; None takes
-        what the file says.
+        what the file says. `wait` is for how many seconds a run waits for one of another process to end.
         """
+        self.wait = wait
         self.path = None if path is None else Path(path)
         self._state = LedgerState(dataset, None if neighbours is None else Neighbours(neighbours), budget)
         self._chain = None if self.path is None else Chain(self.path)
@@ -108,10 +110,15 @@ class ReadableLedger:
         with self._mutex:
             return self._refresh().composition(self._exact)
 
-    def charged(self) -> Canonical:
-        """The releases charged so far, without the rest of any plan. To show progress: no guarantee is made of it."""
+    def charged(self, runs: Collection[str] | None = None) -> Canonical:
+        """The releases charged so far, without the rest of any plan. To show progress: no guarantee is made of it.
+
+        `runs` are ids, where only those are asked about.
+        """
         with self._mutex:
             state = self._refresh()
+            if runs is not None:
+                return canonical([pair for name in runs for pair in self._exact(state.runs[name]).items()])
             own = [pair for run in state.runs.values() for pair in self._exact(run).items()]
             return canonical([*own, *(pair for run in state.inherited() for pair in run.counts)])
 
@@ -120,6 +127,23 @@ class ReadableLedger:
         with self._mutex:
             charges = self._refresh().charges(self._exact)
             return {name: canonical(counts) for name, counts in charges.items()}
+
+    def room(self, event: Event, at_most: int, beside: Composition = ()) -> int | None:
+        """How many releases like `event` the shared budget still holds, 0..at_most; None if there is no such budget.
+
+        `beside` are other releases that are planned with them.
+        """
+        with self._mutex:
+            state = self._refresh()
+            if state.budget is None:
+                return None
+            if state.one_plan is not None:
+                return 0
+            relation = state.neighbours or Neighbours.ADD_REMOVE
+            order = fix_order(event, state.budget, relation) if state.order is None else state.order
+            limit = FilterLimit(state.budget, order, relation)
+            limit.beside(canonical(state.pairs(on_record)))
+            return limit.most(event, dict(canonical(beside)), at_most)
 
     @property
     def inherited(self) -> tuple[CarriedRun, ...]:

@@ -69,3 +69,10 @@ def default_lot(examples: int) -> int:
 
 STEPS = 600
 """How long a run is unless told otherwise, whatever its lot."""
+
+
+def default_delta(examples: int) -> float:
+    """1 / N^1.1 rounded down to one digit, and 1e-4 at most: below 1/N, at which one example could be published."""
+    exponent = math.floor(-1.1 * math.log10(examples))
+    digit = math.floor(examples**-1.1 / 10.0**exponent)
+    return min(1e-4, float(f"{max(1, digit)}e{exponent}"))

@@ -23,6 +23,9 @@ def train(
         str | None,
         option("digits, mnist, fashion-mnist, cifar10, cifar100, a .csv, .parquet or .npz file, a folder. [digits]"),
     ] = None,
+    dataset_name: Annotated[
+        str | None, option("What your own data is called in its ledger, which lies beside it. [the file's name]")
+    ] = None,
     label: Annotated[str | None, option("The label's column, in a file of your own. [label]")] = None,
     classes: Annotated[
         str | None, option("The class names of your own data, as in no,yes: declared, not read off. [as they occur]")
@@ -42,8 +45,18 @@ def train(
     reading: Annotated[
         str | None, option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
     ] = None,
-    epsilon: Annotated[float | None, option("Calibrate the noise to this budget for all releases. [1.0]")] = None,
-    delta: Annotated[float | None, option("The delta of the guarantee. [1e-4]")] = None,
+    epsilon: Annotated[
+        float | None, option("Calibrate the noise to this epsilon for all this run releases. [1.0]")
+    ] = None,
+    budget: Annotated[
+        float | None, option("Epsilon that all runs on this data together may spend; fixed by the first of them.")
+    ] = None,
+    spend_the_rest: Annotated[
+        bool | None, option("Train although what is left means far more noise or fewer steps.", "--spend-the-rest")
+    ] = None,
+    delta: Annotated[
+        float | None, option("The delta of the guarantee. [1e-4, less where N, the number of rows, is above 4,300]")
+    ] = None,
     noise_multiplier: Annotated[float | None, option("Or give the noise over the bound (sigma).")] = None,
     lot: Annotated[int | None, option("Expected examples in a step. [about 4 sqrt(N)]")] = None,
     epochs: Annotated[float | None, option("How long, in passes over the data.")] = None,
@@ -67,7 +80,12 @@ def train(
     device: Annotated[str | None, option("cpu, cuda. [auto]")] = None,
     seed: Annotated[int | None, option("Repeatable noise and lots. Must stay secret. [none]")] = None,
     out: Annotated[str | None, option("The run's folder. [runs/DATASET-ALGORITHM-N]")] = None,
-    ledger: Annotated[str | None, option("Charge this ledger, with all that it holds. [one in the folder]")] = None,
+    ledger: Annotated[
+        str | None,
+        option(
+            "Charge this ledger: --epsilon is for all that it holds. [your own data: one beside it; else in the folder]"
+        ),
+    ] = None,
     config: Annotated[Path | None, option("A TOML file with any of these options; what is given here wins.")] = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -92,11 +110,13 @@ def train(
     values["settings"] = {**values.get("settings", {}), **dict(_pair(text) for text in set_ or ())}
     where = "the command line" if config is None else str(config)
     plan = planning.Plan(settings.from_mapping(values, where))
-    warnings = warn_about_delta(plan.settings.delta, len(plan.train)) if plan.algorithm.private else ()
+    warnings = warn_about_delta(plan.delta, len(plan.train)) if plan.algorithm.private else ()
     if not json_output:
         _print_plan(plan)
     if plan.own_data:
         typer.echo(_public_line(plan), err=json_output)  # before anything is spent
+    for notice in plan.notices:
+        typer.echo(notice, err=json_output)
     for warning in warnings:
         warn(warning)
     if json_output:
@@ -132,6 +152,8 @@ def _print_plan(plan: Plan) -> None:
     for name, value in plan.describe().items():
         if name == "seed" and value is not None:
             value = "given"  # it must stay secret
+        if value is False:
+            continue
         if name == "settings":
             rows += [(f"  {key}", f"{item}") for key, item in value.items()]
         elif value not in (None, [], ()):
@@ -145,7 +167,14 @@ def _print_result(result: Result) -> None:
 
     guarantee = result.guarantee
     epsilon = "none" if guarantee.epsilon is None else round_up(guarantee.epsilon)
-    rows = [("accuracy", f"{result.accuracy:.2%} on {len(result.plan.test):,} held-out examples"), ("epsilon", epsilon)]
+    rows = [("accuracy", f"{result.accuracy:.2%} on {len(result.plan.test):,} held-out examples")]
+    if result.plan.ledger is None:
+        rows.append(("epsilon", epsilon))
+    else:
+        alone = result.run_guarantee.epsilon
+        rows.append(("epsilon of this run", "none" if alone is None else round_up(alone)))
+        counted = "this run, the only one so far" if result.runs == 1 else f"all {result.runs:,} runs together"
+        rows.append((f"epsilon of {result.plan.dataset_name!r}", f"{epsilon}: {counted}. This is the one to publish"))
     if result.claimed_epsilon is not None:
         rows.append(("claimed epsilon", f"{round_up(result.claimed_epsilon)} (Theorem 1 on the training steps alone)"))
     rows += [

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp import algorithms, models
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.budget import Budget
-from adadp.accounting.events import Uncovered
+from adadp.accounting.events import PoissonGaussian, Uncovered
 from adadp.accounting.guarantee import Guarantee, round_up
 from adadp.accounting.ledger import Ledger
 from adadp.data import HELD_OUT_NOTE, Dataset, Table
@@ -30,6 +30,7 @@ from adadp.sampling.loader import PrivateLoader
 from adadp.shapes import InputMaker
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
+from adadp.training.dataset_ledger import guarantee_of, runs_in
 from adadp.training.lot_loop import ShuffledLots, each_lot
 from adadp.training.planning import Plan
 from adadp.training.settings import Settings, from_mapping
@@ -52,7 +53,11 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What came out. `to_dict` is what `adadp train --json` prints."""
+    """What came out. `to_dict` is what `adadp train --json` prints.
+
+    `guarantee` is for everything in the ledger, which all `runs` on this data are charged to: the one to publish.
+    `run_guarantee` is for this run as if there had been no other.
+    """
 
     plan: Plan
     accuracy: float
@@ -61,6 +66,9 @@ class Result:
     steps: int
     seconds: float
     folder: Path
+    run_guarantee: Guarantee
+    ledger: Path
+    runs: int
 
     def sentence(self) -> str:
         """The guarantee in one sentence."""
@@ -78,6 +86,11 @@ class Result:
         return {
             "accuracy": self.accuracy,
             "epsilon": self.guarantee.epsilon,
+            "run_epsilon": self.run_guarantee.epsilon,
+            "dataset_epsilon": self.guarantee.epsilon,
+            "dataset_name": plan.dataset_name,
+            "dataset_runs": self.runs,
+            "ledger": str(self.ledger),
             "claimed_epsilon": self.claimed_epsilon,
             "delta": self.guarantee.delta,
             "guarantee": self.sentence(),
@@ -120,12 +133,16 @@ class _Execution:
         self.plan, self.settings, self.report = plan, plan.settings, report
         self.assumptions: list[str] = [f"public: {text}" for text in plan.public()]
         self.engine: PrivacyEngine | None = None
+        self.charged: list[str] = []  # the ledger's ids of what this run charges, but for the engine's
 
     def run(self) -> Result:
         plan = self.plan
         name = f"{plan.train.name}-{plan.algorithm.name}"
         self.folder = runs.create(self.settings.out, name)
-        self.ledger = plan.ledger or Ledger(self.folder / "ledger.jsonl", dataset=plan.train.name)
+        self.ledger = plan.ledger or Ledger(self.folder / "ledger.jsonl", dataset=plan.dataset_name)
+        plan.account.note_uncharged(f"{plan.algorithm}, {self.folder}")
+        if plan.noise_multiplier is not None and plan.algorithm.sound:
+            self.ledger.settle_order(PoissonGaussian(plan.noise_multiplier, plan.rate))
         started = time.perf_counter()
         estimator = self._fit()
         inputs = prepared.rows(plan.train, estimator)
@@ -137,7 +154,13 @@ class _Execution:
         seconds = time.perf_counter() - started
         guarantee = self.guarantee()
         runs.write(self.folder, self._config(), plan.model, estimator)
-        result = Result(plan, self._accuracy(trained), guarantee, plan.claimed_epsilon(), steps, seconds, self.folder)
+        claimed = None if plan.algorithm.sound else plan.claimed_epsilon()
+        own = guarantee_of(self.ledger, self._ids(), plan.delta, plan.accountant, guarantee)
+        place = self.ledger.path or self.folder
+        accuracy = self._accuracy(trained)
+        result = Result(
+            plan, accuracy, guarantee, claimed, steps, seconds, self.folder, own, place, runs_in(self.ledger)
+        )
         runs.write_result(self.folder, result.to_dict(), guarantee)
         return result
 
@@ -149,15 +172,21 @@ class _Execution:
         charged = self.ledger.start(
             planned, seed=estimator.random_state, budget=self._budget(), accountant=self.plan.accountant
         )
+        self.charged.append(charged.id)
         with charged:
             estimator.fit(prepared.raw(self.plan.train), ledger=charged)
         self.assumptions += estimator.assumptions_
         return estimator
 
     def _budget(self) -> Budget | None:
-        if self.plan.epsilon is None or not self.plan.algorithm.sound:
+        """What the engine holds everything in the ledger to. An epsilon for the run alone is kept by its plan."""
+        plan = self.plan
+        if plan.epsilon is None or not plan.algorithm.sound or (plan.ledger is not None and plan.account.of_run):
             return None
-        return Budget(self.plan.epsilon, self.settings.delta)
+        return Budget(plan.epsilon, plan.delta)
+
+    def _ids(self) -> list[str]:
+        return [*self.charged, *(() if self.engine is None else self.engine.run_ids)]
 
     def _features(
         self, inputs: Tensor, tested: Tensor, probes: InputMaker
@@ -193,6 +222,7 @@ class _Execution:
             optimizer, lots = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
         else:
             with self.ledger.start({"algorithm": algorithm.name, "steps": steps}) as charged:
+                self.charged.append(charged.id)
                 charged.charge(Uncovered(algorithm.reasons[0]))
             lots = ShuffledLots(inputs, labels, plan.lot, plan.seed_for("lots"))
         work = algorithm.training_step(optimizer, model)
@@ -225,7 +255,7 @@ class _Execution:
         self.engine = PrivacyEngine(
             accountant=plan.accountant, seed=self.settings.seed, ledger=self.ledger, budget=self._budget()
         )
-        task = algorithms.Task(plan.lot, plan.steps, probes, self.settings.delta, tuple(plan.beside()))
+        task = algorithms.Task(plan.lot, plan.steps, probes, plan.delta, tuple(plan.beside()))
         _, private, lots = plan.algorithm.make_private(
             self.engine,
             module=model,
@@ -248,12 +278,13 @@ class _Execution:
         """An upper bound that costs no time: the Renyi bound, or what all of the plan costs if that is less."""
         if self.engine is None or not self.plan.algorithm.sound:
             return None
-        spent = get_accountant("rdp").epsilon(self.ledger.charged(), self.settings.delta).epsilon
+        releases = self.ledger.charged(self._ids() if self.plan.account.of_run else None)
+        spent = get_accountant("rdp").epsilon(releases, self.plan.delta).epsilon
         return spent if self.plan.epsilon is None else min(spent, self.plan.epsilon)
 
     def guarantee(self) -> Guarantee:
         """What may be said about everything charged so far."""
-        plan, delta = self.plan, self.settings.delta
+        plan, delta = self.plan, self.plan.delta
         if self.engine is None:
             return self.ledger.guarantee(delta, reasons=plan.algorithm.reasons)
         found = self.engine.guarantee(delta)

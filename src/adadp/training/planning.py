@@ -7,6 +7,7 @@ calibrated with everything that preprocessing will release, so that one budget i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ import torch
 from adadp import algorithms, data, models
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.calibration import calibrate_noise
+from adadp.accounting.composition import Composition
 from adadp.accounting.events import Event, Gaussian, PoissonGaussian
 from adadp.accounting.ledger import Ledger
-from adadp.algorithms.defaults import STEPS, default_lot
+from adadp.algorithms.defaults import STEPS, default_delta, default_lot
 from adadp.data import Dataset, HeldOut
 from adadp.errors import ConfigurationError
 from adadp.preprocessing.noise_share import noise_multiplier_for_share
 from adadp.randomness import derived
 from adadp.training import preparation as prepared
+from adadp.training.dataset_ledger import account_for, far_more_noise, little_room, nothing_left, standing
 from adadp.training.settings import Settings, parse_image_size
 
 
@@ -46,10 +49,16 @@ class Plan:
         self.steps = settings.steps or STEPS
         if settings.epochs is not None:
             self.steps = max(1, round(settings.epochs * examples / self.lot))
-        self.ledger = Ledger(settings.ledger, dataset=self.train.name) if settings.ledger else None
+        self.delta = default_delta(examples) if settings.delta is None else settings.delta
+        self.account = account_for(
+            settings, self.dataset_name, self.algorithm, own_data=self.own_data, delta=self.delta
+        )
+        self.notices: tuple[str, ...] = ()  # lines to print before the run starts
         self.epsilon: float | None = None
         self.estimator: prepared.Estimator | None = None
         self.noise_multiplier = self._settle()
+        planned = [] if self.noise_multiplier is None else self._alone(self.noise_multiplier)
+        self.notices = (*standing(self.account, self.delta, planned), *self.notices)
         self.input_shape = prepared.shape_of(self.train, self.estimator)
         self.model_name = models.choose(self.input_shape) if settings.model == "auto" else settings.model
         with torch.random.fork_rng(devices=[]):
@@ -75,23 +84,47 @@ class Plan:
             return None
         if settings.noise_multiplier is not None:
             sigma = PoissonGaussian(settings.noise_multiplier, self.rate).noise_multiplier
-            self._prepare(get_accountant("rdp").epsilon([(self._event(sigma), self.steps)], settings.delta).epsilon)
+            self._prepare(get_accountant("rdp").epsilon([(self._event(sigma), self.steps)], self.delta).epsilon)
+            self._say_room(sigma)
             return sigma
         self.epsilon = 1.0 if settings.epsilon is None else settings.epsilon
         if not self.algorithm.sound:  # there is nothing to keep to but what the paper claims
             self._prepare(self.epsilon)
-            found = calibrate_noise(self._training, self.epsilon, settings.delta, accountant="theorem1")
+            found = calibrate_noise(self._training, self.epsilon, self.delta, accountant="theorem1")
             return found.noise_multiplier
         self._prepare(self.epsilon)
-        found = calibrate_noise(self.composition, self.epsilon, settings.delta, accountant=self.accountant)
-        return found.noise_multiplier
+        sigma = self._calibrated(self.composition, self.epsilon)
+        self._say_room(sigma)
+        return sigma
+
+    def _calibrated(self, composition: Callable[[float], Composition], epsilon: float) -> float:
+        shared = self.ledger is not None and self.ledger.budget is not None
+        accountant = "rdp" if shared else self.accountant  # a shared budget is kept by a Renyi filter
+        ledger = None if self.account.of_run else self.ledger
+        if ledger is None or not ledger.composition():
+            return calibrate_noise(composition, epsilon, self.delta, accountant=accountant).noise_multiplier
+        first = calibrate_noise(self._alone, epsilon, self.delta, accountant=accountant).noise_multiplier
+        try:
+            sigma = calibrate_noise(composition, epsilon, self.delta, accountant=accountant).noise_multiplier
+        except ConfigurationError:
+            raise nothing_left(ledger, epsilon, self.delta) from None
+        insist = self.settings.spend_the_rest
+        self.notices += (far_more_noise(ledger, sigma, first, epsilon, self.delta, insist=insist),)
+        return sigma
+
+    def _say_room(self, noise_multiplier: float) -> None:
+        """Note or refuse, before anything is spent, that a shared budget does not hold all of this run."""
+        if self.ledger is not None and self.algorithm.sound:
+            event, beside = self._event(noise_multiplier), [(event, 1) for event in self.events]
+            text = little_room(self.ledger, event, self.steps, beside, insist=self.settings.spend_the_rest)
+            self.notices += () if text is None else (text,)
 
     def _prepare(self, epsilon: float | None) -> None:
         """Settle the preprocessing: for tables with a share of the budget, `epsilon` at the run's delta."""
         settings = self.settings
         sigma = 10.0
         if epsilon is not None and prepared.needs_scales(self.train):
-            sigma = noise_multiplier_for_share(epsilon, settings.delta, settings.preprocessing_share)
+            sigma = noise_multiplier_for_share(epsilon, self.delta, settings.preprocessing_share)
         self.estimator = prepared.estimator_for(
             self.train,
             pca_noise_multiplier=settings.pca_noise_multiplier,
@@ -103,6 +136,16 @@ class Plan:
     def seed_for(self, purpose: str) -> int | None:
         """The seed of one purpose, where the run has one."""
         return derived(self.settings.seed, purpose)
+
+    @property
+    def dataset_name(self) -> str:
+        """What the data is called in its ledger."""
+        return self.settings.dataset_name or self.train.name
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What the run is charged to; None for a ledger in its own folder."""
+        return self.account.ledger
 
     @property
     def rate(self) -> float:
@@ -126,9 +169,13 @@ class Plan:
         return [(self._event(noise_multiplier), self.steps)]
 
     def beside(self) -> list[tuple[Event, int]]:
-        """Everything but the training: what preprocessing will release and what the ledger holds already."""
-        spent = [] if self.ledger is None else list(self.ledger.composition())
+        """What shares `epsilon` with the training: preprocessing, and what a ledger that was given holds already."""
+        spent = [] if self.ledger is None or self.account.of_run else list(self.ledger.composition())
         return [*spent, *((event, 1) for event in self.events)]
+
+    def _alone(self, noise_multiplier: float) -> list[tuple[Event, int]]:
+        """What this run releases."""
+        return [*((event, 1) for event in self.events), *self._training(noise_multiplier)]
 
     def composition(self, noise_multiplier: float) -> list[tuple[Event, int]]:
         """Everything that the budget is for."""
@@ -138,7 +185,7 @@ class Plan:
         """Theorem 1 on the training steps alone, as the paper counts."""
         if self.noise_multiplier is None:
             return None
-        spent = get_accountant("theorem1").epsilon(self._training(self.noise_multiplier), self.settings.delta)
+        spent = get_accountant("theorem1").epsilon(self._training(self.noise_multiplier), self.delta)
         return spent.epsilon if math.isfinite(spent.epsilon) else None
 
     # ---- what counts as public --------------------------------------------------------------------------------------
@@ -166,6 +213,7 @@ class Plan:
             asked.pop("preprocessing_share")
         return {
             **asked,
+            "delta": self.delta,
             "model": self.model_name,
             "reading": self.algorithm.reading or None,
             "epsilon": self.epsilon,
@@ -181,7 +229,7 @@ class Plan:
 def read(settings: Settings) -> HeldOut:
     """The data that the settings name, with its held-out part."""
     if settings.dataset in data.NAMES:
-        for name in ("label", "classes", "drop_other_labels", "test", "test_fraction"):
+        for name in ("dataset_name", "label", "classes", "drop_other_labels", "test", "test_fraction"):
             if getattr(settings, name) not in (None, (), False):
                 raise ConfigurationError(f"{name} goes with data of your own: {settings.dataset} has a split")
         return HeldOut(

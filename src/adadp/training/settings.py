@@ -22,9 +22,15 @@ class Settings:
 
     `classes` declares the class names of data of your own; without it those that occur are public by your use of the
     data. `drop_other_labels` leaves out rows of other labels, which are refused otherwise.
+
+    Runs on a file or folder of your own are charged to one ledger beside it, `epsilon` is then for the run alone and
+    `budget` for all of them together. With a `ledger` of another place, `epsilon` is for everything in it.
+    `dataset_name` declares the data's name in either. A run that what is left allows only with far more noise, or for
+    less than half of its steps, is refused unless `spend_the_rest` is set.
     """
 
     dataset: str = "digits"
+    dataset_name: str | None = None
     label: str | None = None
     classes: tuple[str, ...] = ()
     drop_other_labels: bool = False
@@ -38,7 +44,9 @@ class Settings:
     algorithm: str = "adadp"
     reading: str | None = None
     epsilon: float | None = None
-    delta: float = 1e-4
+    budget: float | None = None
+    spend_the_rest: bool = False
+    delta: float | None = None
     noise_multiplier: float | None = None
     lot: int | None = None
     epochs: float | None = None
@@ -71,7 +79,7 @@ class Settings:
             raise ConfigurationError(f"epochs must be a finite number above 0, not {self.epochs!r}")
         if self.seed is not None and self.seed < 0:
             raise ConfigurationError(f"seed must not be negative, not {self.seed!r}")
-        if not 0 < self.delta < 1:
+        if self.delta is not None and not 0 < self.delta < 1:
             raise ConfigurationError(f"delta must be above 0 and below 1, not {self.delta!r}")
 
     def for_algorithm(self) -> dict[str, Any]:
