@@ -164,7 +164,9 @@ def _and_then(ledger: Ledger, delta: float, planned: Composition) -> str:
     return "" if epsilon is None else f", and {round_up(epsilon)} with this one"
 
 
-def far_more_noise(ledger: Ledger, needed: float, first: float, epsilon: float, delta: float, *, insist: bool) -> str:
+def far_more_noise(
+    ledger: Ledger, needed: float, first: float, epsilon: float, delta: float, accountant: str, *, insist: bool
+) -> str:
     """What a partly spent epsilon means for this run, in one line.
 
     Args:
@@ -173,13 +175,14 @@ def far_more_noise(ledger: Ledger, needed: float, first: float, epsilon: float, 
         first: the one with which a first run would.
         epsilon: for everything in the ledger.
         delta: at which it holds.
+        accountant: by which `epsilon` is counted.
         insist: whether the run is wanted with whatever noise that takes.
 
     Raises:
         BudgetExhaustedError: `needed` is `FAR_MORE_NOISE` times `first`, or more, and nobody insists.
 
     """
-    spent = ledger.guarantee(delta).epsilon
+    spent = ledger.guarantee(delta, accountant=accountant).epsilon
     text = (
         f"epsilon {epsilon:g} is for everything in {ledger.path}, which holds "
         f"{'an unknown amount' if spent is None else round_up(spent)} of it already: noise multiplier {needed:.4g}, "
@@ -218,9 +221,9 @@ def little_room(
     return f"{text}: training ends there"
 
 
-def nothing_left(ledger: Ledger, epsilon: float, delta: float) -> BudgetExhaustedError:
+def nothing_left(ledger: Ledger, epsilon: float, delta: float, accountant: str) -> BudgetExhaustedError:
     """The refusal of a run for which no noise keeps everything in the ledger within `epsilon`."""
-    spent = ledger.guarantee(delta).epsilon
+    spent = ledger.guarantee(delta, accountant=accountant).epsilon
     return BudgetExhaustedError(
         f"epsilon {epsilon:g} is for everything in {ledger.path}, which holds "
         f"{'what no proof covers' if spent is None else round_up(spent)} already: no noise leaves room for this run. "

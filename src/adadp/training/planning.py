@@ -107,9 +107,9 @@ class Plan:
         try:
             sigma = calibrate_noise(composition, epsilon, self.delta, accountant=accountant).noise_multiplier
         except ConfigurationError:
-            raise nothing_left(ledger, epsilon, self.delta) from None
+            raise nothing_left(ledger, epsilon, self.delta, accountant) from None
         insist = self.settings.spend_the_rest
-        self.notices += (far_more_noise(ledger, sigma, first, epsilon, self.delta, insist=insist),)
+        self.notices += (far_more_noise(ledger, sigma, first, epsilon, self.delta, accountant, insist=insist),)
         return sigma
 
     def _say_room(self, noise_multiplier: float) -> None:
