@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from adadp.data.catalogue import Cifar, CifarSplit
 from adadp.data.download import checksum
+from adadp.data.unpacking import check_unpacked, parquet_size
 from adadp.errors import CorruptDataError, DataNotFoundError
 from adadp.extras import require
 
@@ -49,7 +50,7 @@ def find(dataset: Cifar, split: CifarSplit, folder: Path) -> list[Path]:
 def read(dataset: Cifar, split: CifarSplit, paths: list[Path]) -> tuple[Bytes, Bytes]:
     """Images (N, 32, 32, 3) and labels (N,), if they are the published ones; else the files are refused."""
     if paths[0].suffix == ".parquet":
-        images, labels = _read_parquet(dataset, paths)
+        images, labels = _read_parquet(dataset, split, paths)
     else:
         # Where the content's digest is not known, the archive's own checksum has to do.
         source = dataset.download
@@ -66,18 +67,24 @@ def read(dataset: Cifar, split: CifarSplit, paths: list[Path]) -> tuple[Bytes, B
     return images, labels
 
 
-def _read_parquet(dataset: Cifar, paths: list[Path]) -> tuple[Bytes, Bytes]:
+def _read_parquet(dataset: Cifar, split: CifarSplit, paths: list[Path]) -> tuple[Bytes, Bytes]:
     parquet = require("pyarrow.parquet", "data", "reading CIFAR from parquet files")
     image = require("PIL.Image", "data", "decoding CIFAR's images")
     images, labels = [], []
     for path in paths:
         try:
-            table = parquet.read_table(path)
+            with parquet.ParquetFile(path) as file:
+                if file.metadata.num_rows > split.rows:
+                    raise ValueError(f"{file.metadata.num_rows:,} rows, more than the data set has")
+                check_unpacked(path, parquet_size(file.metadata))
+                table = file.read()
             column = next(name for name in ("image", "img") if name in table.column_names)
             images += [_decode(image, row["bytes"]) for row in table[column].to_pylist()]
             labels += table[dataset.label_column].to_pylist()
-        except (OSError, ValueError, KeyError, TypeError, StopIteration, SyntaxError) as error:
-            # pyarrow's errors are ValueErrors, OSErrors or KeyErrors; Pillow's are OSErrors and SyntaxErrors.
+        except CorruptDataError:
+            raise
+        except Exception as error:
+            # pyarrow and Pillow raise what the place where they fail happens to raise.
             raise CorruptDataError(
                 f"{path} is damaged or is not this data set ({type(error).__name__}: {error}). Put a good "
                 f"copy in its place"
@@ -89,20 +96,27 @@ def _read_parquet(dataset: Cifar, paths: list[Path]) -> tuple[Bytes, Bytes]:
 
 
 def _decode(image: Any, content: bytes) -> Bytes:
-    return np.asarray(image.open(io.BytesIO(content)).convert("RGB"))
+    opened = image.open(io.BytesIO(content))
+    if opened.size != (32, 32):  # before it is decoded: a few bytes may claim any size
+        raise ValueError(f"an image of {opened.size[0]}x{opened.size[1]} pixels")
+    return np.asarray(opened.convert("RGB"))
 
 
 def _read_archive(dataset: Cifar, split: CifarSplit, path: Path) -> tuple[Bytes, Bytes]:
     record = dataset.label_bytes + _PIXELS
-    parts = []
     try:
         with tarfile.open(path) as archive:
-            for member in split.members:
-                file = archive.extractfile(member)
-                if file is None:
-                    raise KeyError(member)
-                parts.append(np.frombuffer(file.read(), np.uint8).reshape(-1, record))
-    except (OSError, EOFError, tarfile.TarError, zlib.error, KeyError, ValueError) as error:
+            found = {}
+            for member in archive:  # a header is read before what it stands for
+                if member.size > split.rows * record:
+                    raise ValueError(f"{member.name} has {member.size:,} bytes")
+                if member.name in split.members:
+                    file = archive.extractfile(member)
+                    found[member.name] = b"" if file is None else file.read()
+                if len(found) == len(split.members):
+                    break
+            parts = [np.frombuffer(found[name], np.uint8).reshape(-1, record) for name in split.members]
+    except (OSError, EOFError, tarfile.TarError, zlib.error, KeyError, ValueError, OverflowError) as error:
         raise CorruptDataError(f"{path} is damaged or cut short ({error}). Put a good copy in its place") from error
     rows = np.concatenate(parts)
     # Channels first in the file: R, G and B planes of 32 x 32. CIFAR-100 has the coarse label before the fine

@@ -28,7 +28,7 @@ def read(path: Path, expected: str | None) -> tuple[Bytes, Bytes] | None:
         with safe_open(path, framework="numpy") as file:
             noted = (file.metadata() or {}).get("digest")
             images, labels = file.get_tensor("images"), file.get_tensor("labels")
-    except (OSError, SafetensorError, KeyError):
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError):
         return None
     return (images, labels) if digest(images, labels) == (expected or noted) else None
 

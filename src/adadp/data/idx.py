@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import zlib
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adadp.data.catalogue import Idx
+from adadp.data.unpacking import gunzip
 from adadp.errors import CorruptDataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -27,7 +27,7 @@ def find(source: Idx, folder: Path) -> Path | None:
 def read(source: Idx, path: Path) -> Bytes:
     """Array of bytes in an IDX file, if its content has the published digest; else it is refused."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = gunzip(path) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise CorruptDataError(
             f"{path} is damaged or cut short ({error}). Delete it, or put a good copy in its place"

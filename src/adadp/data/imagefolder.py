@@ -45,22 +45,23 @@ def read_images(
         for d in folders
         if d.name in names
         for f in sorted(d.iterdir())
-        if f.suffix.lower() in _SUFFIXES
+        if f.suffix.lower() in _SUFFIXES and f.is_file()
     ]
     if len({label for _, label in files}) < 2 and classes is None:
         raise DataError(f"{path} must hold a folder of images for each of two or more classes")
     if not files:
         raise DataError(f"{path} holds no image in a folder of one of the classes ({labels.listed(names)})")
-    images = [open_image(file, size) for file, _ in files]
+    images: list[Any] = []
+    for file, _ in files:
+        images.append(open_image(file, size))
+        if images[-1].size != images[0].size:  # before a folder of others fills the memory
+            raise DataError(
+                f"{file} is {_size(images[-1])}, but {files[0][0].name} is {_size(images[0])}: give a size, and all "
+                "are resized to it"
+            )
     if grey is None:
         grey = all(image.mode in ("L", "1", "I;16") for image in images)
     arrays = [np.asarray(image.convert("L" if grey else "RGB")) for image in images]
-    for (file, _), array in zip(files, arrays, strict=True):
-        if array.shape != arrays[0].shape:
-            raise DataError(
-                f"{file} is {array.shape[1]}x{array.shape[0]}, but {files[0][0].name} is "
-                f"{arrays[0].shape[1]}x{arrays[0].shape[0]}: give a size, and all are resized to it"
-            )
     pixels = torch.from_numpy(np.stack(arrays).reshape(len(arrays), *arrays[0].shape[:2], -1))
     numbers = torch.tensor([label for _, label in files], dtype=torch.int64)
     known = labels.public_names(names, classes is not None, drop_other_labels)
@@ -75,5 +76,9 @@ def open_image(file: Path, size: tuple[int, int] | None) -> Any:
         with library.open(file) as image:
             image.load()
             return image.copy() if size is None else image.resize((size[1], size[0]))
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # Pillow's decoders raise what the place where they fail happens to raise
         raise CorruptDataError(f"{file} is damaged or is no image ({error})") from error
+
+
+def _size(image: Any) -> str:
+    return f"{image.size[0]}x{image.size[1]}"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import zipfile
-import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from adadp.data.table import Column
+from adadp.data.unpacking import check_unpacked, parquet_size
 from adadp.errors import CorruptDataError, DataError
 from adadp.extras import require
 
+_LONGEST_HEADER = 2**20  # characters of the first line that are looked at for the delimiter
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 
 
@@ -55,11 +57,12 @@ def flattened(source: Path, columns: dict[str, Column]) -> dict[str, Column]:
 def _csv(path: Path, text: Collection[str]) -> dict[str, Column]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
+            first = file.readline(_LONGEST_HEADER)
             delimiter = max(",;\t", key=first.count)
             file.seek(0)
-            rows = list(csv.reader(file, delimiter=delimiter))
-    except (UnicodeDecodeError, csv.Error) as error:
+            # Strict: else a quote that is never closed takes all rows after it into one cell.
+            rows = list(csv.reader(file, delimiter=delimiter, strict=True))
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise CorruptDataError(f"{path} is not a text file in UTF-8 with comma-separated values ({error})") from error
     rows = [row for row in rows if row]
     if len(rows) < 2:
@@ -104,34 +107,47 @@ def _number(cell: str) -> float | None:
 def _parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
     parquet = require("pyarrow.parquet", "data", "reading parquet files")
     types = require("pyarrow.types", "data", "reading parquet files")
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ValueError) as error:
-        raise CorruptDataError(f"{path} is damaged or is not a parquet file ({error})") from error
     columns: dict[str, Column] = {}
-    for name in table.column_names:
-        kind, values = table[name].type, table[name]
-        if types.is_dictionary(kind):
-            kind, values = kind.value_type, values.cast(kind.value_type)
-        if types.is_string(kind) or types.is_large_string(kind) or name in text:
-            columns[name] = np.array(["" if v is None else str(v) for v in values.to_pylist()], dtype=object)
-        elif types.is_boolean(kind) and values.null_count == 0:
-            columns[name] = np.array(values.to_pylist(), dtype=np.bool_)
-        elif types.is_temporal(kind):
-            raise DataError(f"{path}: column {name!r} is a time ({kind}); make it a number first")
-        elif types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-            cells = [np.nan if v is None else float(v) for v in values.to_pylist()]
-            columns[name] = np.array(cells, dtype=np.float64)
-        else:
-            raise DataError(f"{path}: column {name!r} has type {kind}; numbers, booleans and text can be used")
+    try:
+        with parquet.ParquetFile(path) as file:  # not read_table, which makes columns of the names of folders
+            check_unpacked(path, parquet_size(file.metadata))
+            table = file.read()
+        for name in table.column_names:
+            columns[name] = _parquet_column(path, name, table.column(name), types, name in text)
+    except DataError:
+        raise
+    except Exception as error:  # whatever pyarrow raises
+        raise CorruptDataError(f"{path} is damaged or is not a parquet file ({error})") from error
     return columns
+
+
+def _parquet_column(path: Path, name: str, values: Any, types: Any, as_text: bool) -> Column:
+    kind = values.type
+    if types.is_dictionary(kind):
+        kind, values = kind.value_type, values.cast(kind.value_type)
+    if types.is_string(kind) or types.is_large_string(kind) or as_text:
+        return np.array(["" if v is None else str(v) for v in values.to_pylist()], dtype=object)
+    if types.is_boolean(kind) and values.null_count == 0:
+        return np.array(values.to_pylist(), dtype=np.bool_)
+    if types.is_temporal(kind):
+        raise DataError(f"{path}: column {name!r} is a time ({kind}); make it a number first")
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        return np.array([np.nan if v is None else float(v) for v in values.to_pylist()], dtype=np.float64)
+    raise DataError(f"{path}: column {name!r} has type {kind}; numbers, booleans and text can be used")
 
 
 def _npz(path: Path, text: Collection[str]) -> dict[str, Column]:
     try:
+        with zipfile.ZipFile(path) as members:
+            check_unpacked(path, sum(member.file_size for member in members.infolist()))
         with np.load(path, allow_pickle=False) as archive:
             arrays: dict[str, Column] = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        strangers = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+        if strangers:
+            raise ValueError(f"{strangers[0]!r} is no array")
+    except DataError:
+        raise
+    except Exception as error:  # zip files and headers of arrays fail in many ways
         raise CorruptDataError(f"{path} is damaged, or holds Python objects, which are not read ({error})") from error
     for name, array in arrays.items():
         if array.dtype.kind in "US":

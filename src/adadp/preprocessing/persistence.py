@@ -46,7 +46,7 @@ def load(path: str | os.PathLike[str]) -> Any:
         if metadata.get("format") != _FORMAT:
             raise ConfigurationError(f"{path} is not a file of adadp.preprocessing (format {metadata.get('format')!r})")
         return _decode(json.loads(metadata["state"]), arrays)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{path} is damaged and cannot be read: {error}") from error
@@ -88,6 +88,8 @@ def _decode(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
     if "class" in value:
         estimator = _CLASSES[value["class"]](**{k: _decode(v, arrays) for k, v in value["params"].items()})
         for name, fitted in value["fitted"].items():
+            if not name.endswith("_") or name.startswith("_"):  # no method is replaced
+                raise ConfigurationError(f"{name!r} is not a fitted value")
             setattr(estimator, name, _decode(fitted, arrays))
         return estimator
     if "array" in value:

@@ -2,7 +2,7 @@
 
 | file | |
 | --- | --- |
-| `config.json` | every setting as it was used, and what the model needs to be built again |
+| `config.json` | every setting as it was used, what the model needs to be built again, digests of the next two files |
 | `model.safetensors` | weights |
 | `preprocessing.safetensors` | the fitted preprocessing, where there is one |
 | `guarantee.json`, `guarantee.md` | what may be said, for programs and for people |
@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from adadp.accounting.guarantee import Guarantee
 from adadp.data import Dataset, Table
 from adadp.errors import ConfigurationError
 from adadp.training.preparation import Estimator, rows
+from adadp.training.settings import parse_image_size
 
 CONFIG, WEIGHTS, FITTED = "config.json", "model.safetensors", "preprocessing.safetensors"
 
@@ -53,11 +55,11 @@ def create(path: str | Path | None, name: str) -> Path:
 
 def write(folder: Path, config: Mapping[str, Any], model: nn.Module, estimator: Estimator | None) -> None:
     """Write the model, its preprocessing and all settings."""
-    _json(folder / CONFIG, config)
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
     if estimator is not None:
         preprocessing.save(folder / FITTED, estimator)
+    _json(folder / CONFIG, {**config, "sha256": _digests(folder)})
 
 
 def write_result(folder: Path, result: Mapping[str, Any], guarantee: Guarantee) -> None:
@@ -115,13 +117,68 @@ def read(path: str | Path) -> FinishedRun:
     if not (folder / CONFIG).is_file():
         raise ConfigurationError(f"{folder} is not the folder of a finished run: it has no {CONFIG}")
     try:
-        config = json.loads((folder / CONFIG).read_text())
-        model = models.build(config["built"], tuple(config["input_shape"]), len(config["classes"]))
-        model.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
+        config = _checked(json.loads((folder / CONFIG).read_text()))
+        if "sha256" in config and config["sha256"] != _digests(folder):  # folders of version 0.2 have none
+            raise ValueError(f"{WEIGHTS} or {FITTED} is damaged, or is not the file that was written with {CONFIG}")
+        model = _model(config, load_file(folder / WEIGHTS))
+        fitted = folder / FITTED
+        estimator = preprocessing.load(fitted) if fitted.exists() else None
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, RecursionError, SafetensorError) as error:
         raise ConfigurationError(f"{folder} cannot be read as a run: {error}") from error
-    fitted = folder / FITTED
-    estimator = preprocessing.load(fitted) if fitted.exists() else None
     return FinishedRun(folder, config, model.eval(), estimator)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files that predictions come from, those that are there."""
+    found = {}
+    for name in (WEIGHTS, FITTED):
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _model(config: Mapping[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+    """The run's model with its weights; nothing is built before its size is known to be theirs."""
+    built = config["built"], tuple(config["input_shape"]), len(config["classes"])
+    with torch.device("meta"):
+        outline = {name: value.shape for name, value in models.build(*built).state_dict().items()}
+    if outline != {name: value.shape for name, value in weights.items()}:
+        raise ValueError(f"the weights are not those of {CONFIG}'s model {config['built']!r}")
+    if not all(value.is_floating_point() for value in weights.values()):
+        raise ValueError("the weights are not floating-point numbers")
+    model = models.build(*built)
+    model.load_state_dict(weights)
+    return model
+
+
+def _checked(config: Any) -> dict[str, Any]:
+    """`config`, if it has all that predicting needs, of the right types."""
+    if not isinstance(config, dict):
+        raise ValueError(f"{CONFIG} is not a table of settings")
+    table = config.get("kind") == "table"
+    wanted: dict[str, Callable[[Any], bool]] = {
+        "built": lambda value: isinstance(value, str),
+        "dataset": lambda value: isinstance(value, str),
+        "kind": lambda value: value in ("table", "images"),
+        "input_shape": _sizes,
+        "classes": _texts,
+        "text": _texts,
+        "label": lambda value: value is None or isinstance(value, str),
+        "missing": lambda value: isinstance(value, bool),
+        "image_size": lambda value: value is None or parse_image_size(value) is not None,
+        "image_shape": lambda value: table or (_sizes(value) and len(value) == 3),
+        "maximum": lambda value: table or (type(value) in (int, float) and value > 0),
+    }
+    for name, fits in wanted.items():
+        if name not in config or not fits(config[name]):
+            raise ValueError(f"{CONFIG} has {f'{name} {config[name]!r}' if name in config else f'no {name}'}")
+    return dict(config)
+
+
+def _sizes(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(size) is int and size > 0 for size in value)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)

@@ -117,8 +117,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             found = tomllib.load(file)
     except OSError as error:
         raise ConfigurationError(f"the configuration file {path} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or text that is not UTF-8
         raise ConfigurationError(f"{path} is not TOML: {error}") from None
+    if not isinstance(found.get("settings", {}), dict):
+        raise ConfigurationError(f"{path}: settings must be a table, not {found['settings']!r}")
     return {key.replace("-", "_"): value for key, value in found.items()}
 
 
@@ -127,7 +129,7 @@ def parse_image_size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigurationError(f"image_size must look like 28x28 (height x width), not {text!r}")
     return int(parts[0]), int(parts[1])
 
