@@ -34,7 +34,7 @@ def check_unpacked(path: Path, size: int) -> None:
 def parquet_size(metadata: Any) -> int:
     """Bytes that a parquet file's metadata claims: of its pages, and of its columns as numbers in memory."""
     pages = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-    return max(pages, 8 * metadata.num_rows * metadata.num_columns)
+    return max(int(pages), 8 * int(metadata.num_rows) * int(metadata.num_columns))
 
 
 def gunzip(path: Path) -> bytes:
