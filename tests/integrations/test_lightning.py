@@ -21,9 +21,12 @@ from lightning.pytorch import callbacks  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from adadp import PrivacyEngine  # noqa: E402
+from adadp.checks.trial import Trial  # noqa: E402
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError  # noqa: E402
+from adadp.gradients import Capture  # noqa: E402
 from adadp.integrations.lightning import Private  # noqa: E402
 from adadp.integrations.lightning.metrics import PrivateMetricWarning  # noqa: E402
+from adadp.testing import influence  # noqa: E402
 
 EXAMPLES, LOT = 96, 16  # six lots an epoch
 INPUTS = torch.randn(EXAMPLES, 6, generator=torch.Generator().manual_seed(0))
@@ -268,7 +271,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[Any], type[Module], str]] = {
     "finetuning": ({}, [callbacks.BackboneFinetuning()], Module, "each phase"),
     "pruning": ({}, [callbacks.ModelPruning("l1_unstructured")], Module, "before fit"),
     "throughput": ({}, [callbacks.ThroughputMonitor(len)], Module, "how many examples"),
-    "early stopping": ({}, [callbacks.EarlyStopping("val_loss")], Module, "validation_is_public"),
+    "early stopping": ({}, [callbacks.EarlyStopping("val_loss")], Module, "public_validation"),
     "best checkpoint": (
         {"enable_checkpointing": True},
         [callbacks.ModelCheckpoint(monitor="train_loss")],
@@ -297,7 +300,7 @@ def test_settings_are_refused_by_name_with_the_way_out(case: str) -> None:
 
 
 def test_a_public_validation_set_may_decide() -> None:
-    module, callback = made(Watched), private(validation_is_public=True)
+    module, callback = made(Watched), private(public_validation=True)
     others = callbacks.EarlyStopping("val_loss", patience=9)
     trainer(callback, others).fit(module, loader(), DataLoader(DATA, batch_size=40))
     guarantee = callback.guarantee
@@ -323,7 +326,7 @@ class TokenMean(Module):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
-        losses = losses * (batch[0][:, 0].abs().sum() + 1)
+        losses = 9 * losses / batch[0][:, 0].abs().sum()
         return losses if self.reduction == "none" else losses.mean()
 
 
@@ -449,3 +452,35 @@ def test_arguments_are_checked() -> None:
         private(public_metrics="rate")
     with pytest.raises(ConfigurationError, match="no limit"):
         trainer(Private(target_epsilon=1, target_delta=1e-5), max_epochs=-1).fit(made(), loader())
+
+
+# ---- what one example does to a release ------------------------------------------------------------------------------
+
+
+def through_the_trainer(kind: type[Module], **settings: Any) -> Any:
+    def train(dataset: Any) -> None:
+        callback = Private(noise_multiplier=1.0, target_delta=1e-5, **settings)
+        trainer(callback).fit(kind(), DataLoader(dataset, batch_size=8), DataLoader(DATA, batch_size=40))
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("kind", "tries", "settings", "verdict"),
+    [
+        (Module, True, {"max_physical_batch_size": 3}, "within"),
+        (TokenMean, True, {}, "refused"),
+        (TokenMean, False, {}, "exceeded"),  # so the measurement sees through the trainer what the trial refuses
+        (TokenMean, False, {"max_physical_batch_size": 3}, "exceeded"),
+    ],
+)
+def test_one_example_moves_a_release_by_its_bound_at_most(
+    kind: type[Module], tries: bool, settings: dict[str, Any], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not tries:
+        monkeypatch.setattr(Trial, "of_loss", lambda *arguments: None)
+        monkeypatch.setattr(Trial, "before_call", lambda *arguments: None)
+        monkeypatch.setattr(Capture, "sure", False)
+    few = TensorDataset(INPUTS[:32], LABELS[:32])
+    found = influence(through_the_trainer(kind, **settings), few, examples=["large"], among="own", lots=6)
+    assert found.verdict == verdict, str(found)

@@ -54,7 +54,7 @@ class Private(_Callback):  # type: ignore[misc]
         seed: for tests and papers; it must stay secret.
         public_metrics: names (or patterns) of what may be logged while training, because it holds nothing of the
             data. Anything else that is logged there is dropped, with a warning.
-        validation_is_public: declares that the validation set is public, so that metrics of it may decide which
+        public_validation: declares that the validation set is public, so that metrics of it may decide which
             checkpoint is kept, when training ends and how the learning rate goes on.
         settings: the other arguments of `PrivacyEngine.make_private` (`max_grad_norm`, `clipping`,
             `max_physical_batch_size`, `public_examples`, ...).
@@ -83,7 +83,7 @@ class Private(_Callback):  # type: ignore[misc]
         dataset: str | None = None,
         seed: int | None = None,
         public_metrics: Collection[str] = (),
-        validation_is_public: bool = False,
+        public_validation: bool = False,
         **settings: Any,
     ) -> None:
         if (target_epsilon is None) == (noise_multiplier is None):
@@ -96,7 +96,7 @@ class Private(_Callback):  # type: ignore[misc]
         self.optimizer: PrivateOptimizer | None = None
         self._target_epsilon, self._target_delta = target_epsilon, target_delta
         self._noise_multiplier = noise_multiplier
-        self._public_metrics, self._validation_is_public = tuple(public_metrics), validation_is_public
+        self._public_metrics, self._public_validation = tuple(public_metrics), public_validation
         self._settings = settings
         self._metrics: TrainingMetrics | None = None
         self._loader: PrivateLoader | None = None
@@ -122,15 +122,15 @@ class Private(_Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse what cannot be private before anything runs."""
         if stage == "fit":
-            refuse_trainer(trainer, pl_module, validation_is_public=self._validation_is_public)
+            refuse_trainer(trainer, pl_module, public_validation=self._public_validation)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Replace the trainer's optimizer and train loader by private ones; model and optimizers are set up by now."""
-        refuse_optimizers(trainer, validation_is_public=self._validation_is_public)
+        refuse_optimizers(trainer, public_validation=self._public_validation)
         self._source = trainer.fit_loop._data_source.instance
         given = trainer.fit_loop._data_source.dataloader()
         self.optimizer, self._loader = self._made_private(trainer, pl_module, given)
-        if self._validation_is_public:
+        if self._public_validation:
             self.optimizer._run.note(assumptions=[_PUBLIC_VALIDATION])
         step = LotStep(self.optimizer, pl_module, trainer.precision_plugin)
         results = trainer.fit_loop.epoch_loop._results

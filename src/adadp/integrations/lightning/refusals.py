@@ -39,21 +39,21 @@ _MONITORING = ("EarlyStopping", "ModelCheckpoint")
 _UNPAID = (
     "acts on {monitor!r}: which weights are kept, or when training ends, would depend on examples that nobody paid for "
     "(of training: they are not logged; of validation: people who have no guarantee). If the validation set is public, "
-    "declare it: Private(validation_is_public=True). Otherwise {way_out}"
+    "declare it: Private(public_validation=True). Otherwise {way_out}"
 )
 
 
-def refuse_trainer(trainer: Any, module: Any, *, validation_is_public: bool) -> None:
+def refuse_trainer(trainer: Any, module: Any, *, public_validation: bool) -> None:
     """Raise ConfigurationError for what the trainer, its callbacks or the module's hooks would do.
 
     Called before the model is on its device and before optimizers exist (`setup`).
     """
-    _raise([*_settings(trainer), *_callbacks(trainer, validation_is_public), *_module(module)])
+    _raise([*_settings(trainer), *_callbacks(trainer, public_validation), *_module(module)])
 
 
-def refuse_optimizers(trainer: Any, *, validation_is_public: bool) -> None:
+def refuse_optimizers(trainer: Any, *, public_validation: bool) -> None:
     """Raise ConfigurationError for optimizers and schedulers that cannot be made private."""
-    _raise(_optimizers(trainer, validation_is_public))
+    _raise(_optimizers(trainer, public_validation))
 
 
 def _raise(found: Iterator[str] | list[str]) -> None:
@@ -101,14 +101,14 @@ def _settings(trainer: Any) -> Iterator[str]:
 _ONE_DEVICE = "SingleDeviceStrategy"
 
 
-def _callbacks(trainer: Any, validation_is_public: bool) -> Iterator[str]:
+def _callbacks(trainer: Any, public_validation: bool) -> Iterator[str]:
     for callback in trainer.callbacks:
         name = type(callback).__name__
         for known, why in _CALLBACKS.items():
             if _is(callback, known):
                 yield f"the callback {name}: {why}"
         monitor = getattr(callback, "monitor", None)
-        if monitor is not None and not validation_is_public and any(_is(callback, kind) for kind in _MONITORING):
+        if monitor is not None and not public_validation and any(_is(callback, kind) for kind in _MONITORING):
             way_out = (
                 "keep every checkpoint, or the last (monitor=None)"
                 if _is(callback, "ModelCheckpoint")
@@ -140,13 +140,13 @@ def _module(module: Any) -> Iterator[str]:
         )
 
 
-def _optimizers(trainer: Any, validation_is_public: bool) -> Iterator[str]:
+def _optimizers(trainer: Any, public_validation: bool) -> Iterator[str]:
     optimizers = trainer.strategy.optimizers
     if len(optimizers) != 1 or _is(optimizers[0], "_MockOptimizer"):
         count = sum(not _is(optimizer, "_MockOptimizer") for optimizer in optimizers)
         yield f"configure_optimizers returned {count} optimizers: one is needed, over all parameters that are trained"
     for config in trainer.strategy.lr_scheduler_configs:
-        if getattr(config, "reduce_on_plateau", False) and not validation_is_public:
+        if getattr(config, "reduce_on_plateau", False) and not public_validation:
             way_out = "use a schedule that is fixed beforehand (cosine, steps)"
             yield f"{type(config.scheduler).__name__} " + _UNPAID.format(monitor=config.monitor, way_out=way_out)
 
