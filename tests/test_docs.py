@@ -74,6 +74,16 @@ SETUP = {
         tokens, = next(iter(loader))
         mask, labels = torch.ones_like(tokens), tokens
     """,
+    "units.md": """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from adadp import PrivacyEngine
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        patients = [f"patient {row % 20}" for row in range(60)]
+        loader = data_loader2 = DataLoader(TensorDataset(torch.rand(60, 4), torch.arange(60) % 2), batch_size=10)
+        engine2 = PrivacyEngine()
+    """,
     "preprocessing.md": """
         import numpy as np
         from adadp import Ledger

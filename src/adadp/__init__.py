@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from adadp.errors import PrivacyError
     from adadp.gradients.registration import register_layer
     from adadp.mechanism.replay import TrainingStep
+    from adadp.sampling.units import Units
     from adadp.shapes import Diagonal, Kronecker, Paid, Probe, Public, Raw, Released
 
 # Where each name lives. They are imported when first used: `adadp account` and reading a ledger need no torch.
@@ -33,6 +34,7 @@ _HOMES = {
     "adadp.errors": ("PrivacyError",),
     "adadp.gradients.registration": ("register_layer",),
     "adadp.mechanism.replay": ("TrainingStep",),
+    "adadp.sampling.units": ("Units",),
     "adadp.shapes": ("Diagonal", "Kronecker", "Paid", "Probe", "Public", "Raw", "Released"),
     "adadp.checks.notes": ("notes",),
     "adadp.checks.repair": ("fix",),
@@ -63,6 +65,7 @@ __all__ = [
     "Raw",
     "Released",
     "TrainingStep",
+    "Units",
     "fix",
     "notes",
     "register_layer",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -25,12 +24,12 @@ from adadp.accounting.run import Run
 from adadp.accounting.target_noise import noise_for_target
 from adadp.checks.assumptions import REFUSED, standing, untried_at_start, untried_before
 from adadp.checks.frozen_norms import FrozenNorms
-from adadp.checks.setup import as_float, check_training
+from adadp.checks.setup import as_float, check_training, refuse_ungrouped
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
 from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before
-from adadp.clipping import Clipping, by_name
-from adadp.clipping.base import settings_of
+from adadp.clipping import Clipping
+from adadp.clipping.base import clipping_of, note_serving, settings_of
 from adadp.distributed.agreement import Agreement
 from adadp.distributed.together import Together
 from adadp.distributed.wrapped import switch_off, switch_on
@@ -43,9 +42,7 @@ from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader, check_parts, sampling_of
 from adadp.sampling.lot import Lots
 from adadp.sampling.schemes import Sampling
-
-#: Clippings, shapes and sources that serve a run already: they keep its state.
-_SERVING: weakref.WeakSet[object] = weakref.WeakSet()
+from adadp.sampling.units import Grouping, Units, grouping_of
 
 
 class PrivacyEngine:
@@ -113,6 +110,8 @@ class PrivacyEngine:
         normalize_clipping: bool = False,
         sampling: str = "poisson",
         poisson_sampling: bool | None = None,
+        unit: Units | Iterable[Any] | None = None,
+        augmentations: int = 1,
         loss_reduction: str = "mean",
         batch_first: bool = True,
         criterion: Callable[..., Tensor] | None = None,
@@ -141,6 +140,10 @@ class PrivacyEngine:
                 the same for every bound. It changes nothing about privacy.
             sampling: "poisson"; "fixed" (lots of one size, replace-one neighbours); "shuffle" (no guarantee).
             poisson_sampling: True for sampling="poisson", False for "shuffle".
+            unit: whose each row of the dataset is: ids, or `Units`. The guarantee is then for all rows of one person,
+                and `batch_size` is the expected number of persons in a lot.
+            augmentations: K calls of the dataset for each row, side by side in the batch; the mean of their K gradients
+                is what is clipped.
             loss_reduction: "mean" or "sum": how a scalar loss puts examples together. `optimizer.backward(losses)`,
                 with one loss for each example, needs neither.
             batch_first: False where sequences inside the model are [T, N, ...].
@@ -179,8 +182,11 @@ class PrivacyEngine:
         together = self._join(called)
         # Everything that may be refused is refused before anything is changed.
         sigma = Gaussian(as_float("noise_multiplier", noise_multiplier)).noise_multiplier
-        chosen = _clipping_of(clipping, max_grad_norm)
-        drawn = self._sampling(data_loader, sampling, poisson_sampling)
+        chosen = clipping_of(clipping, max_grad_norm)
+        grouping = grouping_of(unit, augmentations, data_loader)
+        drawn = self._sampling(data_loader, sampling, poisson_sampling, grouping)
+        alone = together.group.size == 1 and not observation.under_test()
+        refuse_ungrouped(grouping, max_physical_batch_size, plain_step=step_class is PrivateStep, alone=alone)
         check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)
         chosen.check(name for name, _ in module.named_parameters())
         if normalize_clipping:
@@ -206,7 +212,7 @@ class PrivacyEngine:
             )
             if criterion is not None:
                 trial.of_criterion(criterion)
-            largest = min(drawn.lot, max_physical_batch_size or drawn.lot)
+            largest = min(drawn.rows, max_physical_batch_size or drawn.rows)
             together.agree(module, data_loader.dataset, {
                 "noise_multiplier": sigma, "sampling or batch_size": (drawn.name, drawn.lot),
                 "the clipping": ([type(part).__qualname__ for part in chosen.objects()], settings_of(chosen)),
@@ -221,7 +227,10 @@ class PrivacyEngine:
                 steps,
                 [
                     *standing(
-                        loss_reduction, penalty=penalty is not None, in_pieces=max_physical_batch_size is not None
+                        loss_reduction,
+                        penalty=penalty is not None,
+                        in_pieces=max_physical_batch_size is not None,
+                        units=None if grouping is None else grouping.units,
                     ),
                     *FrozenNorms(module).assumptions(),
                     *chosen.assumptions,
@@ -255,13 +264,14 @@ class PrivacyEngine:
                 pad_lots,
                 batch_first=batch_first,
                 prefetch=prefetch,
+                grouping=grouping,
                 lots=Lots(step.open, run.note_once_charged),
                 share=together.group.share,
             )
             trial.on_refusal = partial(_refused, run, loader.lots, agreement)
             self._abandoned.append(loader.lots.abandoned)
             mark_private(module, capture, self._open())
-            _SERVING.update(chosen.objects())
+            note_serving(chosen)
             private = PrivateOptimizer(
                 optimizer,
                 step,
@@ -294,6 +304,7 @@ class PrivacyEngine:
         clipping: str | Clipping = "flat",
         sampling: str = "poisson",
         poisson_sampling: bool | None = None,
+        unit: Units | Iterable[Any] | None = None,
         **settings: Any,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, with the least noise for which `epochs` (or `steps`) cost at most the target.
@@ -302,7 +313,8 @@ class PrivacyEngine:
         given one: training ends before it is exceeded.
 
         Args:
-            module, optimizer, data_loader, max_grad_norm, clipping, sampling, poisson_sampling: as in `make_private`.
+            module, optimizer, data_loader, max_grad_norm, clipping, sampling, poisson_sampling, unit: as in
+                `make_private`.
             target_epsilon: of everything in the ledger, together with the planned steps.
             target_delta: the delta at which the target holds.
             epochs: planned passes over the dataset, `len(loader)` lots each; or
@@ -321,8 +333,9 @@ class PrivacyEngine:
         if (epochs is None) == (steps is None):
             raise ConfigurationError("give either epochs= or steps=, and not both")
         self._join(module)
-        chosen = _clipping_of(clipping, max_grad_norm)
-        drawn = self._sampling(data_loader, sampling, poisson_sampling)
+        chosen = clipping_of(clipping, max_grad_norm)
+        units = unit if unit is None or isinstance(unit, Units) else Units(unit)
+        drawn = self._sampling(data_loader, sampling, poisson_sampling, grouping_of(units, 1, data_loader))
         planned = steps if steps is not None else (epochs or 0) * len(drawn)
         if planned < 1:
             raise ConfigurationError(f"epochs or steps must be at least 1, not {epochs if steps is None else steps}")
@@ -349,6 +362,7 @@ class PrivacyEngine:
                 noise_multiplier=noise_multiplier,
                 clipping=chosen,
                 sampling=drawn.name,
+                unit=units,
                 steps=planned,
                 **settings,
             )
@@ -412,8 +426,10 @@ class PrivacyEngine:
             self._ledger = self._together.books.ledger
         return self._together
 
-    def _sampling(self, loader: DataLoader[Any], sampling: str, poisson_sampling: bool | None) -> Sampling:
-        return sampling_of(loader, sampling, poisson_sampling)
+    def _sampling(
+        self, loader: DataLoader[Any], name: str, poisson: bool | None, of: Grouping | None = None
+    ) -> Sampling:
+        return sampling_of(loader, name, poisson, of)
 
     def _accountant_for(self, sampling: Sampling) -> str:
         releases = [*self._open().charged(), (sampling.event(1.0), 1)]
@@ -449,10 +465,7 @@ class PrivacyEngine:
                 f"{self._neighbours} releases: one ledger has one relation. Use another engine."
             )
         plan = {
-            "neighbours": str(sampling.neighbours),
-            "examples": sampling.examples,
-            "lot": sampling.lot,
-            "sampling": sampling.name,
+            **sampling.plan(),
             "noise_multiplier": noise_multiplier,
             "clipping": type(clipping).__name__,
             "steps": steps,
@@ -471,21 +484,6 @@ class PrivacyEngine:
         self._runs.append(run)
         self._neighbours = sampling.neighbours
         return run
-
-
-def _clipping_of(clipping: str | Clipping, max_grad_norm: float | None) -> Clipping:
-    """The clipping that was asked for, by name or as an object that serves no other run."""
-    if isinstance(clipping, str):
-        return by_name(clipping, 1.0 if max_grad_norm is None else max_grad_norm)
-    if not isinstance(clipping, Clipping):
-        raise ConfigurationError(f"clipping must be a name or a Clipping, not {type(clipping).__name__}")
-    if max_grad_norm is not None:
-        raise ConfigurationError("max_grad_norm goes with a clipping's name: a clipping object has its own bound")
-    if any(part in _SERVING for part in clipping.objects()):
-        raise ConfigurationError(
-            "this clipping (or its shape or source) serves another run, whose state it keeps: make a new one"
-        )
-    return clipping
 
 
 def _refused(run: Run, lots: Lots, agreement: Agreement, text: str) -> None:

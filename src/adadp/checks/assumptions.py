@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from adadp.accounting.guarantee import PUBLIC_NUMBER
+from adadp.sampling.units import Units
 
 #: The assumptions of every guarantee, the most often violated first.
 _STANDING = (
@@ -16,7 +17,7 @@ _STANDING = (
     "item i of the dataset is made from record i alone, and no record is in it twice",
     "the initial weights, buffers, tokenizer and preprocessing were made without this data, or their cost is in this "
     "ledger; other runs on this data are in this ledger too, or cost extra",
-    PUBLIC_NUMBER,
+    "{number}",
     "all settings are public, and none was chosen by looking at the private data",
     "floating-point numbers stand for real ones, but for the rounding that the clipping norms allow for: as the model "
     "computes it, an example's gradient does not depend on the others of its batch",
@@ -39,9 +40,11 @@ _TRAINED_BEFORE = (
 )
 
 
-def standing(loss_reduction: str, *, penalty: bool, in_pieces: bool) -> list[str]:
-    """What the guarantee of a run rests on whatever its clipping and randomness are."""
-    texts = [text.format(reduction=loss_reduction) for text in _STANDING]
+def standing(loss_reduction: str, *, penalty: bool, in_pieces: bool, units: Units | None = None) -> list[str]:
+    """What the guarantee of a run rests on whatever its clipping and randomness are. `units`: whose the rows are."""
+    number = PUBLIC_NUMBER if units is None else PUBLIC_NUMBER.replace("examples", "persons")
+    texts = [text.format(reduction=loss_reduction, number=number) for text in _STANDING]
+    texts += [] if units is None else units.assumptions()
     return [*texts, *([_IN_PIECES] if in_pieces else []), *([_PENALTY] if penalty else [])]
 
 

@@ -11,6 +11,7 @@ from adadp.checks.dataset_records import problems_of
 from adadp.checks.validation import check_module, check_optimizer
 from adadp.checks.weights import capture_of_private, private_part
 from adadp.errors import ConfigurationError
+from adadp.sampling.units import Grouping
 
 
 def as_float(name: str, value: float) -> float:
@@ -19,6 +20,32 @@ def as_float(name: str, value: float) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ConfigurationError(f"{name} must be a number, not {value!r}") from None
+
+
+def refuse_ungrouped(grouping: Grouping | None, size: int | None, *, plain_step: bool, alone: bool) -> None:
+    """Raise where rows of one contribution could not be kept together (`make_private(unit=, augmentations=)`).
+
+    Args:
+        grouping: what was asked for.
+        size: `max_physical_batch_size`.
+        plain_step: whether gradients are all that a lot releases.
+        alone: whether no other process and no test of the loop has a part in the lots.
+
+    """
+    if grouping is None:
+        return
+    if size is not None:
+        grouping.at_a_time(size)
+    if not plain_step:
+        raise ConfigurationError(
+            "an algorithm with a step of its own (agd's line search) releases more than gradients, and bounds that for "
+            "each row: it cannot be used with unit= or augmentations=. Take dpsgd or adadp"
+        )
+    if not alone:
+        raise ConfigurationError(
+            "unit= and augmentations= work in one process, and not under adadp.testing: several processes, and tests "
+            "that take one row away, share lots out by rows. Train in one process; test the loop without them"
+        )
 
 
 def check_training(

@@ -6,6 +6,7 @@ sums, from which the noise is scaled. One kind of clipping is one file of this p
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -185,3 +186,27 @@ def by_name(name: str, max_grad_norm: float) -> Clipping:
     if name not in BY_NAME:
         raise ConfigurationError(f"clipping {name!r} is not one of {', '.join(BY_NAME)}; a clipping object will do too")
     return BY_NAME[name](max_grad_norm)
+
+
+#: Clippings, shapes and sources that serve a run already: they keep its state.
+_SERVING: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+def clipping_of(clipping: str | Clipping, max_grad_norm: float | None) -> Clipping:
+    """The clipping that was asked for, by name or as an object that serves no other run."""
+    if isinstance(clipping, str):
+        return by_name(clipping, 1.0 if max_grad_norm is None else max_grad_norm)
+    if not isinstance(clipping, Clipping):
+        raise ConfigurationError(f"clipping must be a name or a Clipping, not {type(clipping).__name__}")
+    if max_grad_norm is not None:
+        raise ConfigurationError("max_grad_norm goes with a clipping's name: a clipping object has its own bound")
+    if any(part in _SERVING for part in clipping.objects()):
+        raise ConfigurationError(
+            "this clipping (or its shape or source) serves another run, whose state it keeps: make a new one"
+        )
+    return clipping
+
+
+def note_serving(clipping: Clipping) -> None:
+    """Note that a run keeps its state in this clipping from now on."""
+    _SERVING.update(clipping.objects())

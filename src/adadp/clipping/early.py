@@ -48,7 +48,8 @@ class ClampingStep(Protocol):
 def before_pass(step: ClampingStep) -> None:
     """Before the model runs on a microbatch: have its gradients clamped as they come, where that is possible."""
     microbatch, clipping = step.capture.tag, step.clipping
-    if isinstance(microbatch, Microbatch) and clamps_early(clipping):
+    # Rows of one contribution are added up before any is clamped, so their gradients have to wait.
+    if isinstance(microbatch, Microbatch) and microbatch.segments is None and clamps_early(clipping):
         keep = step.ready(microbatch)
         if keep is not None:
             step.capture.bound_early = EarlyClamp(step, microbatch, keep)

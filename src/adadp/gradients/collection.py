@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from adadp.gradients.forms import together
-from adadp.gradients.forms.dense import Dense
+from adadp.gradients.forms.dense import Dense, by_segment
 from adadp.gradients.forms.per_example import PerExample
+from adadp.gradients.forms.segments import SegmentRows, Segments
 from adadp.gradients.rounding import exact_arithmetic, flattened, keep_mask, outer_norms
 
 SMALL = 2**14
@@ -63,6 +64,24 @@ class Gradients:
         self.count = count
         self.scale = scale
         self.keep = keep
+
+    @classmethod
+    def of_segments(
+        cls, forms: dict[str, PerExample], segments: Segments, *, scale: float, keep: Tensor, some: bool = False
+    ) -> Gradients:
+        """The gradients of segments of rows: from here on a segment is one example, and rows are no more.
+
+        Args:
+            forms: one form of rows for each parameter; taken out one by one, so that their memory can be freed.
+            segments: which rows belong together.
+            scale: factor from what a form holds to a row's gradient.
+            keep: [rows] of bool; rows with False add nothing to their segment.
+            some: whether rows of segments may be left out. If not, `keep` says which are padding.
+        """
+        rows = SegmentRows(segments, keep.device, keep if some else None)
+        with exact_arithmetic():
+            whole = {name: by_segment(forms.pop(name), rows) for name in list(forms)}
+        return cls(whole, len(segments), scale=scale, keep=rows.counted)
 
     def __contains__(self, name: str) -> bool:
         return name in self.forms

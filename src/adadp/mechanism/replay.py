@@ -77,11 +77,11 @@ class TrainingStep:
             with advising(whole.count, lambda size: self._fits(batch, whole.count, size)):
                 optimizer._trial.of_loss(self.loss, batch, whole)
         size = loader.max_physical_batch_size
-        if size is None or whole.count <= size or not (whole.index == 0 and whole.last):
+        if size is None or whole.fits(size) or not (whole.index == 0 and whole.last):
             self._one(whole, batch)
             return
         for part in whole.cut(size):
-            rows = some_rows(batch, whole.count, part.index * size, part.count, loader.batch_first)
+            rows = some_rows(batch, whole.count, part.start, part.count, loader.batch_first)
             lots.work_on(part)
             self._one(part, rows)
             if lots.stopped:
@@ -226,6 +226,8 @@ def _obstacle(optimizer: PrivateOptimizer) -> str | None:
         return "lots have different sizes: make_private(..., pad_lots=True) gives them one"
     if type(step) is not PrivateStep or foreign:
         return f"{', '.join(foreign) or type(step).__name__} may do on the host what a replay would leave out"
+    if loader.grouping is not None:
+        return "rows of one contribution (unit=, augmentations=) are put together by the host"
     if step._randomness.secure:
         return "secure_mode takes its noise from the operating system, on the host"
     if step.agreement.group.size > 1:

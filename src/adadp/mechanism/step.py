@@ -227,7 +227,11 @@ class PrivateStep:
         counts = microbatch.keep(self._device())
         if keep is not None:
             counts = counts & keep.to(counts.device)
-        gradients = Gradients(forms, count, scale=self.scale(microbatch), keep=counts)
+        scale, segments = self.scale(microbatch), microbatch.segments
+        if segments is None:
+            gradients = Gradients(forms, count, scale=scale, keep=counts)
+        else:
+            gradients = Gradients.of_segments(forms, segments, scale=scale, keep=counts, some=keep is not None)
         if self._count_nonfinite:
             lost = (~gradients.norms().isfinite() & counts).sum()
             lot = microbatch.of

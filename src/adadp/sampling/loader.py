@@ -29,8 +29,9 @@ from adadp.distributed.share import WHOLE, Share
 from adadp.errors import ConfigurationError
 from adadp.randomness import Randomness
 from adadp.sampling.batches import filled_up
-from adadp.sampling.lot import Lots, Microbatch, microbatches
+from adadp.sampling.lot import Lots, Microbatch, grouped_microbatches, microbatches
 from adadp.sampling.schemes import Sampling, scheme
+from adadp.sampling.units import Grouping
 
 
 class PrivateLoader:
@@ -48,6 +49,7 @@ class PrivateLoader:
             counted are appended after collate.
         batch_first: whether the first dimension of a batch's tensors is the example (else the second may be).
         prefetch: copy the next batch to this device while the loop works on the current one.
+        grouping: how drawn units become rows; None where each row is a unit.
         lots: the lots of the run, shared with its step and optimizer.
         share: the part of each lot that this process works on.
 
@@ -67,13 +69,15 @@ class PrivateLoader:
         *,
         batch_first: bool = True,
         prefetch: torch.device | str | None = None,
+        grouping: Grouping | None = None,
         lots: Lots | None = None,
         share: Share = WHOLE,
     ) -> None:
         check_parts(max_physical_batch_size, prefetch)
-        self.pad_lots, self.share = pad_lots, share
+        self.pad_lots, self.grouping, self.share = pad_lots, grouping, share
         if pad_lots and max_physical_batch_size is None:
-            max_physical_batch_size = share.room(sampling.lot, sampling.capacity)
+            room = share.room(sampling.lot, sampling.capacity)
+            max_physical_batch_size = room * (1 if grouping is None else grouping.most)
         self.dataset = loader.dataset
         self.collate_fn = loader.collate_fn
         self.sampling = sampling
@@ -147,9 +151,14 @@ class PrivateLoader:
                 drawn = self.sampling.draw(number, self._randomness)
                 indices, most = self.share.own(drawn).tolist(), self.share.most(drawn)
                 lot = self.share.expected(self.sampling.lot)
-                planned = size if self.pad_lots and size else min(lot, size or lot)
                 cut = None if self.whole_lots else size
-                for part in microbatches(number, indices, cut, planned, self.pad_lots, most):
+                if self.grouping is None:
+                    planned = size if self.pad_lots and size else min(lot, size or lot)
+                    parts = microbatches(number, indices, cut, planned, self.pad_lots, most)
+                else:  # in one process: several are refused
+                    groups = self.grouping.rows_of(indices, number, self._randomness)
+                    parts = grouped_microbatches(number, groups, cut, lot, self.pad_lots, self.grouping)
+                for part in parts:
                     plan.append(part)
                     # An empty lot must be seen by the loop, too: one example that is not counted stands in for it.
                     yield list(part.indices) or [0]
@@ -269,11 +278,17 @@ def check_parts(max_physical_batch_size: int | None, prefetch: torch.device | st
         torch.device(prefetch)
 
 
-def sampling_of(loader: DataLoader[Any], name: str, poisson_sampling: bool | None = None) -> Sampling:
-    """The scheme called `name` over the dataset and lot of a user's loader; `poisson_sampling` is Opacus's name."""
+def sampling_of(
+    loader: DataLoader[Any], name: str, poisson_sampling: bool | None = None, grouping: Grouping | None = None
+) -> Sampling:
+    """The scheme called `name` over the dataset and lot of a user's loader; `poisson_sampling` is Opacus's name.
+
+    With a `grouping`, its units are what is drawn, and the lot is how many of them are expected.
+    """
     if poisson_sampling is not None:
         name = "poisson" if poisson_sampling else "shuffle"
-    return scheme(name)(*check_loader(loader))
+    examples, lot = check_loader(loader)
+    return scheme(name)(examples, lot) if grouping is None else grouping.sampling(name, examples, lot)
 
 
 def check_loader(loader: DataLoader[Any]) -> tuple[int, int]:

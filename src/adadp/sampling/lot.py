@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from adadp.errors import TrainingLoopError
+from adadp.gradients.forms.segments import Segments
 from adadp.mechanism.sums import BoundedSums
+from adadp.sampling.units import Grouping
 
 
 class State(enum.Enum):
@@ -64,6 +66,8 @@ class Microbatch:
         planned: the number of rows that such a part is planned for, which is public.
         indices: the drawn examples' places in the dataset, in the order in which collate got them.
         batch: what collate made of them, padded.
+        segments: which rows are one contribution to the lot; None where each is one.
+        start: the first of its rows in the batch that it was cut from.
 
     """
 
@@ -75,6 +79,8 @@ class Microbatch:
     planned: int
     indices: Sequence[int] = ()
     batch: Any = field(default=None, repr=False)
+    segments: Segments | None = None
+    start: int = 0
 
     @property
     def lot(self) -> int:
@@ -92,10 +98,16 @@ class Microbatch:
             return torch.ones(self.count, dtype=torch.bool, device=device)
         return torch.arange(self.count, device=device) < self.real
 
+    def fits(self, size: int) -> bool:
+        """Whether it is no larger than a part for `size` rows is planned to be."""
+        return self.count <= size if self.segments is None else len(self.segments) * self.segments.most <= size
+
     def cut(self, size: int) -> list[Microbatch]:
         """The same rows as microbatches of `size`, for a lot that was handed out whole."""
         starts = range(0, self.count, size)
         real = self.real if isinstance(self.real, int) else self.count
+        if self.segments is not None:
+            return self._cut_between(self.segments, size // self.segments.most)
         return [
             Microbatch(
                 self.of,
@@ -105,9 +117,23 @@ class Microbatch:
                 max(0, min(size, real - start)),
                 min(size, self.planned),
                 self.indices[start : start + size],
+                start=start,
             )
             for number, start in enumerate(starts)
         ]
+
+    def _cut_between(self, segments: Segments, each: int) -> list[Microbatch]:
+        """Parts of `each` segments; padding is left out."""
+        parts = []
+        for number, first in enumerate(range(0, len(segments), each)):
+            own = segments.part(slice(first, first + each), min(each, segments.planned))
+            rows = segments.rows_of(slice(first, first + each))
+            indices, last = self.indices[rows], first + each >= len(segments)
+            planned = own.planned * own.most
+            parts.append(
+                Microbatch(self.of, number, last, own.rows, own.rows, planned, indices, segments=own, start=rows.start)
+            )
+        return parts
 
 
 def microbatches(
@@ -128,6 +154,37 @@ def microbatches(
         )
         for place, piece in enumerate(pieces)
     ]
+
+
+def grouped_microbatches(
+    number: int, groups: Sequence[list[int]], size: int | None, planned: int, padded: bool, grouping: Grouping
+) -> list[Microbatch]:
+    """Lot `number` in parts of whole units, `groups` of rows; no part has more than `size` rows.
+
+    A part has room for the most rows that its units may have: how many parts there are depends on how many units were
+    drawn, and not on their rows.
+
+    Args:
+        number: of the lot.
+        groups: the rows of each unit that was drawn.
+        size: the most rows of a part; None for one part.
+        planned: how many units a lot is planned for.
+        padded: whether every part has `size` rows.
+        grouping: which units have how many rows.
+
+    """
+    lot = Lot(number)
+    each = max(1, len(groups)) if size is None else grouping.at_a_time(size)
+    planned = planned if size is None else min(planned, each)
+    parts = [groups[start : start + each] for start in range(0, max(1, len(groups)), each)]
+    found = []
+    for place, part in enumerate(parts):
+        rows = [row for group in part for row in group]
+        count = size if padded and size is not None else max(1, len(rows))
+        segments = grouping.segments(part, planned)
+        last = place == len(parts) - 1
+        found.append(Microbatch(lot, place, last, count, len(rows), planned * grouping.most, rows, segments=segments))
+    return found
 
 
 class Lots:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian, Uncovered
 from adadp.errors import ConfigurationError
@@ -25,6 +25,9 @@ class Sampling(ABC):
 
     Attributes:
         name: in `make_private(sampling=name)`.
+        there: how many examples (or persons, `sampling.units`) there are; `examples` is the public number N.
+        rows: how many rows an expected lot has at most.
+        noted: what else a run's plan says.
         neighbours: the relation under which a proof covers the scheme.
         reasons: why no proof covers it; empty where one does.
 
@@ -38,6 +41,9 @@ class Sampling(ABC):
                 f"the lot (the DataLoader's batch_size, {lot}) must be in 1..{examples}, the size of the dataset"
             )
         self.examples, self.lot = examples, lot
+        self.there = examples
+        self.rows = lot
+        self.noted: dict[str, Any] = {}
 
     name: str
     neighbours: Neighbours
@@ -51,6 +57,11 @@ class Sampling(ABC):
     def capacity(self) -> int:
         """Rows of a padded lot. Larger lots are split into microbatches; no example is dropped."""
         return self.lot
+
+    def plan(self) -> dict[str, Any]:
+        """What the plan of a run in a ledger says of it."""
+        own = {"neighbours": str(self.neighbours), "examples": self.examples, "lot": self.lot, "sampling": self.name}
+        return {**own, **self.noted}
 
     @abstractmethod
     def draw(self, lot: int, randomness: Randomness) -> torch.Tensor:
@@ -85,7 +96,7 @@ class Poisson(Sampling):
         return min(self.examples, 8 * math.ceil(room / 8))
 
     def draw(self, lot: int, randomness: Randomness) -> torch.Tensor:
-        return _bernoulli_positions(self.examples, self.rate, randomness.stream(f"lot {lot}"))
+        return _bernoulli_positions(self.there, self.rate, randomness.stream(f"lot {lot}"))
 
     def event(self, noise_multiplier: float) -> Event:
         return PoissonGaussian(noise_multiplier, self.rate)

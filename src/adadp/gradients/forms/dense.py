@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from adadp.gradients.forms.factors import Factor
-from adadp.gradients.forms.per_example import PerExample, sum_tensors
-from adadp.gradients.kernels.reference import Pair
+from adadp.gradients.forms.per_example import DENSE_BYTES, PerExample, sum_tensors
+from adadp.gradients.forms.segments import SegmentRows
+from adadp.gradients.kernels.reference import CANCELLED, Pair
 from adadp.gradients.rounding import accumulation_dtype, drop, flattened, squares, unit_roundoff
 
 
@@ -61,6 +62,10 @@ class Dense(PerExample):
 
     def dense(self, examples: slice) -> Tensor:
         return self.gradients[examples]
+
+    def segmented(self, rows: SegmentRows) -> Dense:
+        floor = rows.shared(rows.summed(cancelled(self)))
+        return Dense(rows.shared(rows.summed(self.gradients)), floor, planned=rows.segments.planned)
 
     def scaled(self, scale: Tensor) -> Dense:
         gradients = self.gradients * scale.to(self.gradients.dtype)
@@ -164,6 +169,36 @@ def merged(parts: Sequence[PerExample]) -> PerExample:
 
     known = [part.norm_floor for part in parts if part.norm_floor is not None]
     return stored_or_recomputed(total, parts[0], sum_tensors(known) if known else None)
+
+
+def by_segment(form: PerExample, rows: SegmentRows) -> PerExample:
+    """The gradients of segments of examples: sums over the examples of each, times its share."""
+    known = form.segmented(rows)
+    return summed_by_segment(form, rows, cancelled(form)) if known is None else known
+
+
+def summed_by_segment(form: PerExample, rows: SegmentRows, floor: Tensor) -> PerExample:
+    """The same from the dense gradients of few examples at a time. `floor` [n] is what each adds to the norm floor."""
+    segments = rows.segments
+    room = max(1, DENSE_BYTES // (4 * max(1, math.prod(form.shape))))
+
+    def make(some: slice) -> Tensor:
+        chosen, first = rows.part(some), segments.rows_of(some).start
+        parts = []
+        for piece in chosen.segments.pieces(room):
+            examples = chosen.segments.rows_of(piece)
+            parts.append(chosen.part(piece).summed(form.dense(slice(first + examples.start, first + examples.stop))))
+        return chosen.shared(torch.cat(parts))
+
+    floor = rows.shared(rows.summed(floor))
+    made = Recomputed(make, len(segments), form.shape, floor, planned=segments.planned)
+    return Dense(make(slice(0, made.count)), floor, planned=segments.planned) if made.fits() else made
+
+
+def cancelled(form: PerExample) -> Tensor:
+    """What each example adds to the norm floor of a segment: examples of a segment may cancel as tokens may. [n]."""
+    own, floor = CANCELLED * form.squared_norms().sqrt(), form.norm_floor
+    return own if floor is None else torch.maximum(own, floor)
 
 
 class Unstored(PerExample):

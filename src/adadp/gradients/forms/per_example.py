@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from adadp.gradients.forms.factors import Factor
+from adadp.gradients.forms.segments import SegmentRows
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import Pair, Sums
 from adadp.gradients.rounding import drop, flattened, norms_of
@@ -141,6 +142,13 @@ class PerExample(ABC):
 
     def joined(self, others: Sequence[PerExample]) -> PerExample | None:
         """The sum of this and other forms without making them dense, or None if this form knows no such sum."""
+        return None
+
+    def segmented(self, rows: SegmentRows) -> PerExample | None:
+        """The gradients of segments of examples (`forms.segments`) without making them dense.
+
+        None if this form knows no such way; `forms.dense.by_segment` has one for all.
+        """
         return None
 
     def finite(self) -> Tensor:

@@ -19,6 +19,7 @@ from adadp.gradients.forms.factors import Factor, last_bit
 from adadp.gradients.forms.half_precision import HalvedProducts, Halves, may_be_halved
 from adadp.gradients.forms.per_example import DENSE_BYTES, PerExample, Side, both_moments, moments_room
 from adadp.gradients.forms.scaled import Scaled, ScaledVectors
+from adadp.gradients.forms.segments import SegmentRows
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import CANCELLED, MOST_WEIGHTED, Pair, Sums
 from adadp.gradients.rounding import (
@@ -93,6 +94,11 @@ class Products(PerExample):
             return None
         inputs = torch.cat([part.inputs for part in parts], 1)
         return self._of(inputs, torch.cat([part.outputs for part in parts], 1))
+
+    def segmented(self, rows: SegmentRows) -> Products:
+        # A segment's examples are more tokens: what holds for tokens that cancel holds for them.
+        inputs, outputs = rows.folded(self.inputs), rows.shared(rows.folded(self.outputs))
+        return Products(inputs, outputs, self.shape, planned=rows.segments.planned)
 
     def _of(self, inputs: Tensor, outputs: Tensor) -> Products:
         """Products of other factors, for the same parameter, examples and plan."""

@@ -12,11 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from adadp.gradients.forms.dense import MOST_AMPLIFIED, Dense, between, recomputed, stored_or_recomputed
+from adadp.gradients.forms.dense import (
+    MOST_AMPLIFIED,
+    Dense,
+    between,
+    recomputed,
+    stored_or_recomputed,
+    summed_by_segment,
+)
 from adadp.gradients.forms.factors import Factor, LowRank, last_bit
 from adadp.gradients.forms.low_rank import TimesLowRank
 from adadp.gradients.forms.per_example import DENSE_BYTES, PerExample
 from adadp.gradients.forms.scaled import Scaled
+from adadp.gradients.forms.segments import SegmentRows
 from adadp.gradients.kernels import kernel
 from adadp.gradients.kernels.reference import CANCELLED, Sums
 from adadp.gradients.layers.layer import Layer, LayerCall, supports
@@ -197,6 +205,9 @@ class Convolution(PerExample):
     @property
     def factors(self) -> tuple[Tensor, ...]:
         return self.outputs, self.inputs
+
+    def segmented(self, rows: SegmentRows) -> PerExample:
+        return summed_by_segment(self._stored if self._keeps else self, rows, self.norm_floor)
 
     def squared_norms(self) -> Tensor:
         return self._squared_norms

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients.forms.dense import MOST_AMPLIFIED, merged, recomputed, stored_or_recomputed
+from adadp.gradients.forms.dense import MOST_AMPLIFIED, cancelled, merged, recomputed, stored_or_recomputed
 from adadp.gradients.forms.factors import DiagonalFactor, Factor, Identity, LowRank, last_bit
 from adadp.gradients.forms.low_rank import TimesLowRank
 from adadp.gradients.forms.per_example import PerExample, Side
 from adadp.gradients.forms.products import Products
+from adadp.gradients.forms.segments import SegmentRows
 from adadp.gradients.kernels.reference import CANCELLED, Sums
 from adadp.gradients.layers.layer import Layer, LayerCall, Taps, batch_first, supports
 from adadp.gradients.layers.linear import tokens
@@ -36,11 +37,18 @@ class Rows(PerExample):
             the norm of the gradient, and exactly what is measured is added to a sum.
         rows: [n, T, d].
         shape, planned: see `PerExample`.
+        floor: `norm_floor`, [n].
     """
 
-    def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int], planned: int | None = None) -> None:
+    def __init__(
+        self, ids: Tensor, rows: Tensor, shape: Sequence[int], planned: int | None = None, floor: Tensor | None = None
+    ) -> None:
         super().__init__(len(ids), shape, planned)
-        self.ids, self.rows = ids, rows
+        self.ids, self.rows, self._floor = ids, rows, floor
+
+    @property
+    def norm_floor(self) -> Tensor | None:
+        return self._floor
 
     @classmethod
     def summed(cls, ids: Tensor, outputs: Tensor, shape: Sequence[int], planned: int | None = None) -> Rows:
@@ -59,9 +67,9 @@ class Rows(PerExample):
         flat.index_add_(0, (first + places).flatten(), outputs.flatten(0, 1))
         return cls(distinct, flat.view(outputs.shape), shape, planned)
 
-    def _with(self, rows: Tensor) -> Rows:
-        """Other rows in the same places."""
-        return Rows(self.ids, rows, self.shape, self.planned)
+    def _with(self, rows: Tensor, growth: float | Tensor) -> Rows:
+        """Other rows in the same places, no longer than `growth` times these."""
+        return Rows(self.ids, rows, self.shape, self.planned, self.floor_times(growth))
 
     def joined(self, others: Sequence[PerExample]) -> PerExample | None:
         """Several look-ups in one table are one look-up of all their ids; with products beside them, see `Tied`."""
@@ -78,12 +86,19 @@ class Rows(PerExample):
         joined = merged(products)
         return Tied(together, joined) if isinstance(joined, Products) else None
 
+    def segmented(self, rows: SegmentRows) -> Rows:
+        looked_up = rows.shared(rows.folded(self.rows))
+        found = Rows.summed(rows.folded(self.ids), looked_up, self.shape, rows.segments.planned)
+        found._floor = rows.shared(rows.summed(cancelled(self)))
+        return found
+
     @property
     def factors(self) -> tuple[Tensor, ...]:
         return (self.rows,)
 
     def squared_norms(self) -> Tensor:
-        return self.lengths[0].square()
+        lengths = self.lengths[0]
+        return (lengths if self._floor is None else torch.maximum(lengths, self._floor)).square()
 
     def weighted_sum(self, weights: Tensor, keep: Tensor | None) -> Tensor:
         return self._added(drop(self.rows, keep) * weights.to(self.rows.dtype).view(-1, 1, 1))
@@ -99,18 +114,19 @@ class Rows(PerExample):
         return gradients.scatter_add_(1, ids.unsqueeze(2).expand_as(rows), rows)
 
     def scaled(self, scale: Tensor) -> Rows:
-        return self._with(self.rows * scale.to(self.rows.dtype)[self.ids])
+        return self._with(self.rows * scale.to(self.rows.dtype)[self.ids], scale.abs().amax())
 
     def sandwiched(self, left: Factor, right: Factor) -> PerExample:
-        turned = self._with(right.apply(self.rows))
+        turned = self._with(right.apply(self.rows), right.growth)
         if isinstance(left, Identity):
             return turned
         if isinstance(left, DiagonalFactor):
-            return self._with(turned.rows * left.values.to(turned.rows.dtype)[self.ids].unsqueeze(2))
+            return turned._with(turned.rows * left.values.to(turned.rows.dtype)[self.ids].unsqueeze(2), left.growth)
         # A factor over the vocabulary mixes its rows: nothing sparse is left, but along a few directions.
         if isinstance(left, LowRank) and last_bit(turned.rows) * left.spread <= MOST_AMPLIFIED:
             return turned.along(left)
-        return stored_or_recomputed(lambda e: left.apply_left(turned.dense(e)), self)
+        floor = turned.floor_times(left.growth)
+        return stored_or_recomputed(lambda e: left.apply_left(turned.dense(e)), self, floor)
 
     def along(self, left: LowRank) -> PerExample:
         """Gradients L g."""
@@ -157,7 +173,11 @@ class Tied(PerExample):
 
     @property
     def norm_floor(self) -> Tensor:
-        return CANCELLED * (self.products.reach + self.rows.lengths[0])
+        floor = CANCELLED * (self.products.reach + self.rows.lengths[0])
+        return floor if self.rows.norm_floor is None else torch.maximum(floor, self.rows.norm_floor)
+
+    def segmented(self, rows: SegmentRows) -> Tied:
+        return Tied(self.rows.segmented(rows), self.products.segmented(rows))
 
     @cached_property
     def _squared_norms(self) -> Tensor:
