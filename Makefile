@@ -8,6 +8,8 @@ STAMP := $(VENV)/installed
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
+	@echo
+	@echo "Next:  source $(BIN)/activate     then  adadp --help,  adadp train,  or the first block of README.md in python"
 
 test: lint types imports
 	$(BIN)/python -m pytest -n 2 -m "not slow"

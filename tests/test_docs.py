@@ -1,19 +1,32 @@
-"""README and docs: Python blocks compile and run, and links, paths and commands lead somewhere.
+"""README and docs: Python blocks run, commands are understood, and links and paths lead somewhere.
 
-The blocks of one page are run in order, in one namespace and an empty folder, after the page's `SETUP`. A block that
-needs data, a GPU or code of the reader is preceded by a comment that says so, and is compiled only:
+The blocks of one page are run in order, in one namespace and an empty folder. README's need nothing before them. Those
+of a page in docs may assume the names of its `SETUP`: what a reader of that page has at hand. A block that cannot be
+run is preceded by a comment that says why, and is compiled only:
 
-    <!-- not run: needs MNIST -->
+    <!-- not run: needs a GPU -->
+
+Every line `adadp ...` is read by its command's own parser of options; the cheap ones are run.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from adadp import Ledger
+from adadp.accounting.accountants import ACCOUNTANTS
+from adadp.accounting.events import PoissonGaussian
+from adadp.cli import app
+from adadp.gradients.layers.layer import _REGISTER
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -22,17 +35,14 @@ NOT_RUN = re.compile(r"<!-- not run: \S.*-->$")
 
 #: What a reader has at hand when the page begins.
 SETUP = {
-    "README.md": """
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = DataLoader(TensorDataset(torch.rand(60, 1, 28, 28), torch.arange(60) % 10), batch_size=30)
-    """,
     "accounting.md": """
         from adadp import Budget, Ledger
         other = Ledger("other.ledger", dataset="mnist")
         sigma_of_this_step = 0.9
+    """,
+    "data.md": """
+        rows = ["age,outcome", *(f"{20 + i},{('no', 'yes')[i % 2]}" for i in range(40))]
+        open("patients.csv", "w").write("\\n".join(rows))
     """,
     "guide.md": """
         import torch
@@ -84,6 +94,19 @@ SETUP = {
         loader = data_loader2 = DataLoader(TensorDataset(torch.rand(60, 4), torch.arange(60) % 2), batch_size=10)
         engine2 = PrivacyEngine()
     """,
+    "testing.md": """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        dataset = TensorDataset(torch.randn(256, 3), torch.arange(256) % 2)
+        def make_model():
+            model = torch.nn.Linear(3, 2)
+            return model, torch.optim.SGD(model.parameters(), lr=0.1)
+        def my_loop(model, optimizer, loader):
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                optimizer.backward(torch.nn.functional.cross_entropy(model(inputs), labels, reduction="none"))
+                optimizer.step()
+    """,
     "preprocessing.md": """
         import numpy as np
         from adadp import Ledger
@@ -115,8 +138,28 @@ def test_every_block_is_found_and_compiles(page: Path) -> None:
         compile("\n" * (line - 1) + code, str(page), "exec")
 
 
+@pytest.fixture
+def registers() -> Iterator[None]:
+    """What a page's blocks register is forgotten after the page."""
+    registers: tuple[dict[Any, Any], ...] = (ACCOUNTANTS, _REGISTER)
+    before = [dict(register) for register in registers]
+    yield
+    for register, kept in zip(registers, before, strict=True):
+        register.clear()
+        register.update(kept)
+
+
+#: Pages whose blocks need more than a few seconds.
+SLOW = {"testing.md"}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+@pytest.mark.usefixtures("registers")
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else []) for page in WITH_CODE],
+    ids=lambda page: page.name,
+)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if page.name in NEEDS:
@@ -162,3 +205,42 @@ def test_named_source_files_exist(page: Path) -> None:
 def test_the_readme_begins_with_two_commands() -> None:
     commands = re.findall(r"^    (\S.*?)(?:  .*)?$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert commands[:2] == ["make demo", "make test"]
+
+
+#: Lines of shell blocks that call the command, with the next one where they end in a backslash.
+COMMAND = re.compile(r"^    (adadp (?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of each line `adadp ...` of a page, without comments."""
+    return [shlex.split(line.replace("\\\n", " "), comments=True)[1:] for line in COMMAND.findall(page.read_text())]
+
+
+WITH_COMMANDS = [page for page in PAGES if page.name != "CHANGELOG.md" and commands(page)]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_every_command_takes_its_options(page: Path) -> None:
+    for words in commands(page):
+        command, context, rest = get_command(app), None, words
+        while hasattr(command, "get_command") and rest and not rest[0].startswith("-"):  # a group, and a name in it
+            context = command.context_class(command, parent=context, info_name=command.name)
+            command, rest = command.get_command(context, rest[0]), rest[1:]
+            assert command is not None, words
+        if rest not in (["--help"], []) or not hasattr(command, "get_command"):
+            command.make_context(command.name, list(rest), parent=context)  # raises where it knows no such option
+
+
+def test_cheap_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = "runs/mnist-adadp-1/ledger.jsonl"
+    with Ledger(made, dataset="mnist").start({}) as run:
+        run.charge(PoissonGaussian(2.0, 0.01), 100)
+    ran = []
+    for words in commands(ROOT / "README.md"):
+        if words[0] in ("account", "calibrate", "ledger", "--help") or words == ["reproduce", "--list"]:
+            result = CliRunner().invoke(app, words)
+            assert result.exit_code == 0, (words, result.output)
+            assert result.output.strip()
+            ran.append(words[0])
+    assert {"account", "calibrate", "ledger", "reproduce", "--help"} <= set(ran)
