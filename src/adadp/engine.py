@@ -30,7 +30,6 @@ from adadp.checks.validation import uncompiled
 from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before
 from adadp.clipping import Clipping
 from adadp.clipping.base import clipping_of, note_serving, settings_of
-from adadp.distributed.agreement import Agreement
 from adadp.distributed.together import Together
 from adadp.distributed.wrapped import switch_off, switch_on
 from adadp.errors import ConfigurationError, NoGuaranteeError
@@ -241,7 +240,6 @@ class PrivacyEngine:
             )
             inherit_spending(module, self._open())  # which may refuse: then nothing is left watching
             self._last = run
-            agreement = together.agreement(run, module)
             step = step_class(
                 capture,
                 chosen,
@@ -254,7 +252,7 @@ class PrivacyEngine:
                 loss_scale=loss_scale,
                 normalize_clipping=normalize_clipping,
                 count_nonfinite=expose_raw,
-                agreement=agreement,
+                agreement=together.agreement(run, module),
             )
             loader = PrivateLoader(
                 data_loader,
@@ -268,7 +266,7 @@ class PrivacyEngine:
                 lots=Lots(step.open, run.note_once_charged),
                 share=together.group.share,
             )
-            trial.on_refusal = partial(_refused, run, loader.lots, agreement)
+            trial.on_refusal = lambda text: step.refused(partial(run.note_once_charged, reasons=[REFUSED.format(text)]))
             self._abandoned.append(loader.lots.abandoned)
             mark_private(module, capture, self._open())
             note_serving(chosen)
@@ -484,13 +482,6 @@ class PrivacyEngine:
         self._runs.append(run)
         self._neighbours = sampling.neighbours
         return run
-
-
-def _refused(run: Run, lots: Lots, agreement: Agreement, text: str) -> None:
-    """A trial refused the model, the loss or the collate function: there is no guarantee, and no process goes on."""
-    run.note_once_charged(reasons=[REFUSED.format(text)])
-    if lots.current is not None:
-        agreement.failed(lots.current.lot)
 
 
 def is_private(module: nn.Module) -> bool:

@@ -9,7 +9,19 @@ import pytest
 import torch
 
 from distributed.team import values
-from distributed.work import BUGS, EXAMPLES, LOT, Result, each, nothing, train
+from distributed.work import (
+    BUGS,
+    CLIPPINGS,
+    EXAMPLES,
+    LOT,
+    Checkpointed,
+    Result,
+    each,
+    in_bfloat16,
+    mean,
+    nothing,
+    train,
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "flat": {},
@@ -18,10 +30,21 @@ CASES: dict[str, dict[str, Any]] = {
     "padded": {"pad_lots": True},
     "Adam": {"optimizer": torch.optim.Adam, "lr": 0.01},
     "fixed size": {"sampling": "fixed"},
+    "a scalar loss": {"loss": mean},
+    "bfloat16": {"loss": in_bfloat16},
+    "checkpointed": {"model": Checkpointed},
+    "a recorded step": {"recorded": True, "max_physical_batch_size": 6},
+    **{name: {"clipping": clipping} for name, clipping in CLIPPINGS.items()},
 }
 #: Larger gradients without clipping, so that rounding to bfloat16 shows.
 LARGE = {"noise": 0.0001, "max_grad_norm": 1000.0, "lots": 4, "lr": 1.0}
+#: What four processes do, too: for them the rest is the same.
+FOUR = ("flat", "pieces", "local with probes")
 NOISE = {"loss": nothing, "lots": 8, "keep_gradients": True, "noise": 2.0}
+
+
+UNSEEDED = {"noise": {**NOISE, "seed": None}, "secure": {**NOISE, "seed": None, "engine": {"secure_mode": True}}}
+OTHERS = {"large": LARGE, **UNSEEDED}
 
 
 def alone(case: dict[str, Any]) -> Result:
@@ -50,7 +73,7 @@ def check_noise(several: list[Result]) -> None:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    cases = CASES | {"large": LARGE, "noise": {**NOISE, "seed": None}}
+    cases = CASES | OTHERS if request.param == 2 else {name: CASES[name] for name in FOUR}
     return values(request.param, tmp_path_factory.mktemp("team"), each, cases)
 
 
@@ -63,7 +86,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", [*CASES, "large"])
 def test_several_processes_do_what_one_does(together: list[dict[str, Any]], name: str) -> None:
-    one = alone((CASES | {"large": LARGE})[name])
+    if name not in together[0]:
+        pytest.skip("two processes do it")
+    one = alone((CASES | OTHERS)[name])
     results = [found[name] for found in together]
     assert all(isinstance(result, Result) for result in results), results
     check_same(one, results)
@@ -71,8 +96,11 @@ def test_several_processes_do_what_one_does(together: list[dict[str, Any]], name
         assert len({result.batches for result in results}) == 1  # all call the loop equally often
 
 
-def test_noise_is_added_once(together: list[dict[str, Any]]) -> None:
-    check_noise([found["noise"] for found in together])
+@pytest.mark.parametrize("name", UNSEEDED)
+def test_noise_is_added_once(together: list[dict[str, Any]], name: str) -> None:
+    if name not in together[0]:
+        pytest.skip("two processes do it")
+    check_noise([found[name] for found in together])
 
 
 @pytest.mark.parametrize("bug", BUGS)

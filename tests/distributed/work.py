@@ -6,20 +6,26 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
+from adadp.clipping import Clipping, Ellipsoid, Local
 from adadp.distributed.agreement import AgreementOfAll
 from adadp.distributed.group import Processes
 from adadp.distributed.share import Share
 from adadp.mechanism import step as mechanism
+from adadp.mechanism.replay import TrainingStep
 from adadp.sampling.schemes import Poisson
+from adadp.shapes import Diagonal, Paid, Probe, Raw
+from adadp.shapes.probes import Vectors
 
 EXAMPLES, FEATURES, LOT = 240, 6, 24
 
@@ -42,10 +48,47 @@ def data(scale: float = 1.0) -> TensorDataset:
     return TensorDataset(inputs, (inputs.sum(1) > 0).long(), torch.arange(EXAMPLES))
 
 
+def _made(kind: Any, source: Callable[[], Any], shape: Callable[[], Any] | None = None) -> Clipping:
+    """A clipping of this kind with a source and a shape of its own."""
+    rest = {} if shape is None else {"shape": shape()}
+    made: Clipping = kind(source=source(), **rest)
+    return made
+
+
 def mlp() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+class Checkpointed(nn.Module):
+    """Computes its activations again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = mlp()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = checkpoint(self.inside, inputs, use_reentrant=False)
+        return made
+
+
+def probe() -> Probe:
+    return Probe(Vectors(FEATURES), count=32, every=3)
+
+
+CLIPPINGS: dict[str, Callable[[], Clipping] | str] = {
+    "automatic": "automatic",
+    "per layer": "per_layer",
+    "adaptive": "adaptive",
+    "released": "ellipsoid",
+    "local, as printed": "local",
+    "local with probes": partial(_made, Local, probe),
+    "paid": partial(_made, Ellipsoid, partial(Paid, every=2)),
+    "probe": partial(_made, Ellipsoid, probe),
+    "diagonal": partial(_made, Ellipsoid, probe, Diagonal),
+    "raw": partial(_made, Ellipsoid, Raw),
+}
 
 
 def train(
@@ -60,6 +103,7 @@ def train(
     noise: float = 1.0,
     scale: float = 1.0,
     keep_gradients: bool = False,
+    recorded: bool = False,
     engine: dict[str, Any] | None = None,
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
@@ -69,9 +113,10 @@ def train(
     inner = model()
     module = DistributedDataParallel(inner) if wrap and dist.is_initialized() else inner
     made = PrivacyEngine(seed=seed, **(engine or {}))
-    settings.setdefault("max_grad_norm", 1.0)
-    if not isinstance(settings.get("clipping", ""), str):
-        del settings["max_grad_norm"]
+    if callable(settings.get("clipping")):  # made anew in each process, for it keeps the state of one run
+        settings["clipping"] = settings["clipping"]()
+    else:
+        settings.setdefault("max_grad_norm", 1.0)
     private, opt, loader = made.make_private(
         module=module,
         optimizer=optimizer(module.parameters(), lr=lr),
@@ -82,6 +127,7 @@ def train(
     seen: list[list[int]] = []
     gradients: list[Tensor] = []
     batches = 0
+    whole = TrainingStep(opt, lambda inputs, targets: cross_entropy(private, inputs, targets)) if recorded else None
     while len(seen) < lots or not opt.stepped:
         for inputs, targets, indices in loader:
             microbatch = loader.current
@@ -89,9 +135,13 @@ def train(
                 seen.append([])
             seen[-1] += indices[: microbatch.real].tolist()
             batches += 1
-            opt.zero_grad()
-            opt.backward(cross_entropy(private, inputs, targets) if loss is None else loss(private, inputs, targets))
-            opt.step()
+            if whole is not None:
+                whole(inputs, targets)
+            else:
+                opt.zero_grad()
+                losses = cross_entropy(private, inputs, targets) if loss is None else loss(private, inputs, targets)
+                opt.backward(losses) if losses.ndim else losses.backward()
+                opt.step()
             if opt.stepped and keep_gradients:
                 gradients.append(torch.cat([p.grad.flatten() for p in inner.parameters()]))
             if opt.stepped and len(seen) == lots:
@@ -99,11 +149,22 @@ def train(
         if loader.stopped:
             break
     weights = torch.cat([parameter.detach().flatten() for parameter in inner.parameters()])
+    assert whole is None or whole.why_not
     return Result(weights, made.guarantee(1e-5).epsilon, seen, batches, gradients)
 
 
 def cross_entropy(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(module(inputs), targets, reduction="none")
+
+
+def mean(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(module(inputs), targets)
+
+
+def in_bfloat16(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = module(inputs)
+    return nn.functional.cross_entropy(outputs.float(), targets, reduction="none")
 
 
 def nothing(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

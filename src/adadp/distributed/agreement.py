@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
 from adadp.accounting.run import Run
 from adadp.distributed.books import Books
-from adadp.distributed.group import Group
+from adadp.distributed.group import Group, number_of
 from adadp.distributed.wrapped import checksum
 from adadp.errors import BudgetExhaustedError, DistributedError
 from adadp.mechanism.sums import BoundedSums, Stddev
@@ -52,12 +51,9 @@ class AgreementOfAll(Agreement):
     def __init__(self, books: Books, run: Run, weights: Iterable[Tensor]) -> None:
         self.group, self._books, self._run = books.group, books, run
         self._weights = list(weights)
+        self._released = 0  # how many lots
 
     def charge(self, lot: int, charge: Callable[[], None], sums: BoundedSums, stddev: Callable[[], Stddev]) -> None:
-        if not self.group.first and self._run.waiting:
-            # Reasons for *none* reach the ledger before the release that they are about.
-            self._run.note(reasons=self._run.waiting)
-            self._run.waiting = []
         status, raised = _READY, None
         if self.group.first:
             try:
@@ -69,6 +65,7 @@ class AgreementOfAll(Agreement):
         self._conclude(lot, [status, looks, weights], raised)
         if not self.group.first:
             charge()
+        self._released += 1
 
     def failed(self, lot: int) -> None:
         try:
@@ -83,9 +80,10 @@ class AgreementOfAll(Agreement):
         return checksum(self._weights) if lot in (1, 10) or lot % _EVERY == 0 else 0
 
     def _conclude(self, lot: int, state: list[int], raised: Exception | None) -> None:
-        table = self.group.rows([lot, *state, self._books.news])
+        waiting = [] if self.group.first else list(self._run.waiting)
+        table = self.group.rows([lot, *state, bool(waiting) or self._books.news])
         if any(row[-1] for row in table):
-            self._books.exchange()
+            self._take(self._books.exchange(waiting), ready=all(row[1] == _READY for row in table))
             table = self.group.rows([lot, *state, False])  # process 0 has written down what it was told
         if raised is not None:
             raise raised
@@ -118,6 +116,13 @@ class AgreementOfAll(Agreement):
                 "weights in all processes alike."
             )
 
+    def _take(self, reasons: list[str], *, ready: bool) -> None:
+        """Process 0 notes the reasons for *none* of the others, or lets them wait while nothing was released."""
+        if reasons and (ready or self._released):
+            self._run.note(reasons=reasons)
+        else:
+            self._run.waiting += [reason for reason in reasons if reason not in self._run.waiting]
+
 
 ALONE = Agreement()
 
@@ -128,8 +133,3 @@ def _signature(sums: Mapping[str, Tensor], stddev: Stddev) -> int:
     parts = [(name, tuple(value.shape), str(value.dtype), noise.get(name)) for name, value in sums.items()]
     scales = checksum([scale for scale in stddev.values() if isinstance(scale, Tensor)])
     return number_of(parts, scales, *sorted(stddev))
-
-
-def number_of(*parts: object) -> int:
-    """A signed 64-bit hash of what `parts` look like in text."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little", signed=True)

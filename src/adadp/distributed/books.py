@@ -93,17 +93,26 @@ class Books:
         """Whether this process knows something that the others do not."""
         return bool(self.ledger.unsent if isinstance(self.ledger, LedgerCopy) else self._unsent)
 
-    def exchange(self) -> None:
-        """Bring remarks to the ledger and records to the copies. All processes call this together."""
+    def exchange(self, waiting: list[str]) -> list[str]:
+        """Bring remarks to the ledger and records to the copies. All processes call this together.
+
+        Args:
+            waiting: this process's reasons for *none* that wait for the next release.
+
+        Returns:
+            In process 0, those of the others.
+
+        """
         mine = self._taken() if self.group.first else self._notes()
-        found = self.group.objects(mine)
+        found = self.group.objects((mine, waiting))
         if isinstance(self.ledger, LedgerCopy):
-            for record in found[0]:
+            for record in found[0][0]:
                 self.ledger.take(record)
-            return
-        for notes in found[1:]:
+            return []
+        for notes, _ in found[1:]:
             for run, remarks in notes:
                 self.ledger._note(run, remarks)
+        return [reason for _, reasons in found[1:] for reason in reasons]
 
     def _taken(self) -> list[dict[str, Any]]:
         records = list(self._unsent)

@@ -6,6 +6,7 @@ asks a `Group` and need not know which of the two it is.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -48,6 +49,16 @@ class Group:
     def totals(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each entry summed over all processes, in float32 or better, the same to the last bit in each of them."""
         return dict(sums)
+
+    def totals_of_same(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As `totals`, where it is not known whether all processes have the same entries: raises if they do not."""
+        looks = number_of([(name, tuple(value.shape), value.dtype) for name, value in sums.items()])
+        if len({row[0] for row in self.rows([looks])}) > 1:
+            raise DistributedError(
+                "the processes have different statistics of the same lot, which cannot be added up: a part of the "
+                "model ran in some of them only"
+            )
+        return self.totals(sums)
 
     def from_first(self, make: Callable[[], _Value]) -> _Value:
         """What `make` returns in process 0, in every process; where it raises there, all raise."""
@@ -122,6 +133,11 @@ def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
         if isinstance(found, timedelta):
             return found
     return None
+
+
+def number_of(*parts: object) -> int:
+    """A signed 64-bit hash of what `parts` look like in text."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little", signed=True)
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 import adadp
-from adadp.distributed.agreement import number_of
-from adadp.distributed.group import Group
+from adadp.distributed.group import Group, number_of
 from adadp.distributed.wrapped import checksum
 from adadp.errors import ConfigurationError
 

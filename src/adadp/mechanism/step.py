@@ -29,6 +29,7 @@ from adadp.mechanism.observation import Observer, Unnoised
 from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient, Stddev
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, Microbatch, State
+from adadp.shapes.source import Source
 
 
 class PrivateStep:
@@ -172,6 +173,12 @@ class PrivateStep:
         for name, value in bounded.items():
             lot.sums[name] = lot.sums[name] + value if name in lot.sums else value
 
+    def refused(self, note: Callable[[], None]) -> None:
+        """A trial refuses the model, the loss or the collate function: have it noted, and no process go on."""
+        note()
+        if isinstance(self.capture.tag, Microbatch):
+            self.agreement.failed(self.capture.tag.lot)
+
     def refuse_misuse(self, microbatch: Microbatch) -> None:
         """Raise TrainingLoopError if a microbatch cannot be worked on now."""
         lot = microbatch.of
@@ -268,13 +275,22 @@ class PrivateStep:
         stddev = self.clipping.stddev(self.noise_multiplier)
         # Of this lot: `Clipping.release` may set another bound for the next one.
         unit = self.expected_lot * (self.clipping.norm_bound() if self.normalize_clipping else 1.0)
-        sums = self.clipping.complete(self.agreement.totals(lot.sums))
+        sums = self.agreement.totals(lot.sums)
+        self._pool()
+        sums = self.clipping.complete(sums)
         noisy = self.noised("gradient", lot.number, sums, stddev)
         self._drop(lot, State.RELEASED)
         # -------------------------------------------------------------------- the line: post-processing from here on
         released = self.clipping.release(noisy, stddev)
         means = torch._foreach_div(list(released.values()), unit) if released else ()
         return ReleasedGradient(zip(released, means, strict=True))
+
+    def _pool(self) -> None:
+        """Add up over processes what sources keep of the lot's gradients (`Raw`; the guarantee is none)."""
+        if self.agreement.group.size > 1:
+            for part in self.clipping.objects():
+                if isinstance(part, Source):
+                    part.pool(self.agreement.group.totals_of_same)
 
     def charge(self, lot: Lot) -> None:
         """Charge for the lot's release, once. Raises if the budget does not allow it; the lot is then dropped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -45,6 +45,12 @@ class Raw(Source):
         squared = iter(torch._foreach_mul(values, share) if values else ())
         for name, statistics in found.items():
             accumulate(self._seen.setdefault(name, {}), {key: next(squared) for key in statistics})
+
+    def pool(self, total: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> None:
+        kept = {(name, key): value for name, statistics in self._seen.items() for key, value in statistics.items()}
+        pooled = total({f"{name}/{key}": value for (name, key), value in kept.items()})
+        for (name, key), value in zip(kept, pooled.values(), strict=True):
+            self._seen[name][key] = value
 
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:
         self._learn(shape, self._seen, self.decay)

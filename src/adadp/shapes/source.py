@@ -90,6 +90,9 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
     def see(self, shape: Shape, gradients: Gradients) -> None:  # noqa: B027 - only Raw looks
         """Called with the per-example gradients of each microbatch: private data."""
 
+    def pool(self, total: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> None:  # noqa: B027 - only Raw keeps any
+        """Called where several processes have parts of the lot: `total` adds up over them what `see` has kept."""
+
     def after_lot(self, shape: Shape, lot: LotRelease) -> None:  # noqa: B027 - Probe and Public learn before it
         """Called with what the lot released."""
 
