@@ -40,6 +40,14 @@ SETUP = {
         other = Ledger("other.ledger", dataset="mnist")
         sigma_of_this_step = 0.9
     """,
+    "checkpoints.md": """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from adadp import PrivacyEngine
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.rand(60, 4), torch.arange(60) % 2), batch_size=6)
+    """,
     "data.md": """
         rows = ["age,outcome", *(f"{20 + i},{('no', 'yes')[i % 2]}" for i in range(40))]
         open("patients.csv", "w").write("\\n".join(rows))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ from adadp.distributed.wrapped import switch_off, switch_on
 from adadp.errors import ConfigurationError, NoGuaranteeError
 from adadp.gradients import Capture
 from adadp.mechanism import observation
+from adadp.mechanism.checkpointing import Checkpointing
 from adadp.mechanism.optimizer import Penalty, PrivateOptimizer
+from adadp.mechanism.resuming import Continuation, Resumed
 from adadp.mechanism.step import PrivateStep
 from adadp.randomness import Randomness
 from adadp.sampling.loader import PrivateLoader, check_parts, sampling_of
@@ -44,14 +47,15 @@ from adadp.sampling.schemes import Sampling
 from adadp.sampling.units import Grouping, Units, grouping_of
 
 
-class PrivacyEngine:
+class PrivacyEngine(Checkpointing):
     """Makes training private and says what may be said about it.
 
     One engine serves one dataset: whatever is made private through it is charged to one ledger, in memory or in the
     file `ledger`. `accountant` is "pld" (tight), "rdp", "theorem1" or your own (`accounting.accountant`); what it does
     not cover is accounted for by "rdp". A `budget` (epsilon, delta) ends training before the step that would
     exceed it. A `seed` makes noise and lots repeatable, and must stay secret. With `strict`
-    there is no number where something could not be tried (`guarantee.untried`).
+    there is no number where something could not be tried (`guarantee.untried`). With `resume` (a checkpoint) the next
+    `make_private` goes on with the saved run, given its ledger (docs/checkpoints.md).
 
         engine = PrivacyEngine()
         model, optimizer, loader = engine.make_private(
@@ -70,6 +74,7 @@ class PrivacyEngine:
         dataset: str | None = None,
         budget: Budget | tuple[float, float] | None = None,
         strict: bool = False,
+        resume: str | Path | Mapping[str, Any] | None = None,
     ) -> None:
         self.accountant_name = get_accountant(accountant).name
         self.budget = Budget(*budget) if isinstance(budget, tuple) else budget
@@ -85,6 +90,8 @@ class PrivacyEngine:
         self._neighbours: Neighbours | None = None
         self._target: Budget | None = None
         self._together: Together | None = None
+        self._private = []
+        self.resumed = None if resume is None else Resumed(resume)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._runs or self._ledger is not None:
@@ -92,7 +99,13 @@ class PrivacyEngine:
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        fresh: dict[str, Any] = {"_runs": [], "_abandoned": [], "_last": None, "_numbers": itertools.count()}
+        fresh: dict[str, Any] = {
+            "_runs": [],
+            "_abandoned": [],
+            "_last": None,
+            "_numbers": itertools.count(),
+            "_private": [],
+        }
         return {**vars(self), **fresh, "_randomness": copy.copy(self._randomness)}
 
     # ---- making things private ----------------------------------------------------------------------------------
@@ -170,6 +183,7 @@ class PrivacyEngine:
                 and what to do. Nothing was changed.
             NoGuaranteeError: the engine has a budget, and no proof covers these settings.
             BudgetExhaustedError: the weights bring along more spending than the ledger's budget holds.
+            CheckpointError: the engine resumes a run that this ledger does not hold, or of another model or clipping.
 
         Guarantee:
             What the optimizer does to the weights is, for each lot, one Gaussian release on a lot drawn by `sampling`,
@@ -195,7 +209,8 @@ class PrivacyEngine:
         if reasons and self.budget is not None:
             raise NoGuaranteeError("a budget cannot be kept where the guarantee is none: " + "; ".join(reasons))
         check_parts(max_physical_batch_size, prefetch)
-        randomness = together.sharing(self._randomness.spawn(f"run {next(self._numbers)}"))
+        line = self._line(next(self._numbers), drawn.event_despite(sigma, reasons), module, chosen, together.group.size)
+        randomness = together.sharing(line.randomness)
         trained = trained_before(module, optimizer)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
         try:
@@ -235,9 +250,12 @@ class PrivacyEngine:
                     *chosen.assumptions,
                     randomness.assumption,
                     *together.assumptions,
+                    *line.assumptions,
                 ],
                 [*trial.untried.values(), *untried_at_start(trained, largest)],
+                line,
             )
+            line.load(module, optimizer, chosen)
             inherit_spending(module, self._open())  # which may refuse: then nothing is left watching
             self._last = run
             step = step_class(
@@ -281,6 +299,7 @@ class PrivacyEngine:
                 penalty=penalty,
                 expose_raw=expose_raw,
             )
+            self._private.append(weakref.ref(line.settle(private)))
             observation.attach(private, loader)
             switch_off(called)
         except BaseException:
@@ -433,21 +452,6 @@ class PrivacyEngine:
         releases = [*self._open().charged(), (sampling.event(1.0), 1)]
         return covering_accountant(releases, sampling.neighbours, self.accountant_name)
 
-    def _open(self) -> Ledger:
-        if observation.under_test() and getattr(self._ledger, "path", None) is not None:
-            raise ConfigurationError(
-                "a loop under test must not write into a ledger's file: give the engine the path, ledger='runs.jsonl', "
-                "in place of a Ledger, and the test keeps it in memory"
-            )
-        if self._ledger is None:
-            # Its relation is what the file says, or what the first run's plan says. A budget is fixed when a ledger is
-            # made: then it holds for all runs together, however each was chosen.
-            path = None if observation.under_test() else self._ledger_path  # a test charges nobody's budget
-            new = path is None or not Path(path).exists()
-            budget = self.budget if new and self.budget is not self._target else None
-            self._ledger = Ledger(path, dataset=self._dataset, neighbours=None, budget=budget)
-        return self._ledger
-
     def _start(
         self,
         sampling: Sampling,
@@ -456,6 +460,7 @@ class PrivacyEngine:
         steps: int | None,
         assumptions: Sequence[str],
         untried: Sequence[str],
+        line: Continuation,
     ) -> Run:
         if self._neighbours not in (None, sampling.neighbours):
             raise ConfigurationError(
@@ -475,6 +480,8 @@ class PrivacyEngine:
             seed=seed,
             budget=self.budget,
             accountant=self._accountant_for(sampling),
+            resume=line.resumes,
+            attempt=line.attempt,
             assumptions=assumptions,
             untried=[*untried, *untried_before(earlier.waiting for earlier in self._runs)],
         )

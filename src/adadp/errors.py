@@ -31,6 +31,18 @@ class LedgerError(PrivacyError):
     """The record of what was released is damaged, was edited, or belongs to something else."""
 
 
+class CheckpointError(PrivacyError):
+    """A checkpoint cannot be written, read or resumed from. The message says why and what is there instead."""
+
+
+class NotTheSameRunError(CheckpointError):
+    """A resumed run with a seed is not the one that was interrupted. Nothing was released that had its noise."""
+
+
+class NotFiniteError(PrivacyError):
+    """Weights are NaN or infinite: training cannot go on from them."""
+
+
 class BudgetExhaustedError(PrivacyError):
     """The next release would exceed the budget. It did not run."""
 
@@ -61,6 +73,10 @@ class DataNotFoundError(DataError, FileNotFoundError):
 
 class CorruptDataError(DataError):
     """A file is damaged or is not what its name says. It was not used."""
+
+
+class CheckpointWarning(UserWarning):
+    """The last checkpoint is damaged or missing, and the one before is used."""
 
 
 class UntriedWarning(UserWarning):

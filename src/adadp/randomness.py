@@ -3,10 +3,10 @@
 A stream belongs to one run in one process. It is started at its first use, so that an engine that was made before a
 fork has a stream of its own in each child. A copy never continues the stream that it was copied from.
 
-With a seed, the noise of a lot follows from the run, the lot's number and the attempt at it (`begin_lot`), and not from
-what was drawn before: a run that is resumed, or shared by several processes, draws the same noise for the same lot.
-The same holds for a key that several processes share. Without either, noise comes from one stream that nothing can
-repeat.
+With a seed, which examples are in a lot and its noise follow from the run, the lot's number and the attempt at it
+(`lot_stream`, `begin_lot`), and not from what was drawn before: a run that is resumed, or shared by several processes,
+draws the same for the same lot. The same holds for a key that several processes share. Without either, noise comes from
+one stream that nothing can repeat, and lots from a key that a process has for itself.
 """
 
 from __future__ import annotations
@@ -42,15 +42,23 @@ class Randomness:
             (slower). Has no effect with a seed.
         name: of the run. Different names have independent streams.
         key: 256 secret bits that several processes share to draw the same lots and noise (`sharing`).
+        attempt: which of the noises and coins that the seed gives for a lot are drawn. 0 is the first attempt; others
+            have random names (`new_attempt`), so that no two attempts ever meet.
 
     """
 
     def __init__(
-        self, seed: int | None = None, *, secure: bool = False, name: str = "", key: bytes | None = None
+        self,
+        seed: int | None = None,
+        *,
+        secure: bool = False,
+        name: str = "",
+        key: bytes | None = None,
+        attempt: int = 0,
     ) -> None:
         self.seeded = seed is not None
         self.secure = secure and seed is None
-        self._seed, self._name, self._shared = seed, name, key
+        self._seed, self._name, self._shared, self.attempt = seed, name, key, attempt
         self._key: bytes | None = None
         self._process = os.getpid() if self.seeded else None  # whose stream it is; an unseeded one's from its first use
         self._copied = False
@@ -59,17 +67,21 @@ class Randomness:
         self._at = ""  # the lot and attempt whose noise is drawn; "" for a stream that no lot restarts
         self._drawn = 0  # how often noise was drawn for it, where `secure` processes share a key
 
-    def spawn(self, name: str) -> Randomness:
+    def spawn(self, name: str, attempt: int = 0) -> Randomness:
         """Return the randomness of one run, independent of this object's and of that of other names."""
         self._require_own()
-        return type(self)(self._seed, secure=self.secure, name=f"{self._name}/{name}")
+        return type(self)(self._seed, secure=self.secure, name=f"{self._name}/{name}", attempt=attempt)
+
+    def key_for(self, purpose: str) -> bytes:
+        """A key of 32 bytes for something else than noise, such as comparing sums without keeping them."""
+        return hashlib.sha256(b"key " + self._require_own() + f"{self._name} {purpose}".encode()).digest()
 
     def sharing(self, key: bytes) -> Randomness:
         """Return the randomness of one run that several processes work on, each with this object's settings and `key`.
 
         With a seed the key is not used: the processes have the seed in common.
         """
-        return type(self)(self._seed, secure=self.secure, name=self._name, key=key)
+        return type(self)(self._seed, secure=self.secure, name=self._name, key=key, attempt=self.attempt)
 
     @property
     def assumption(self) -> str:
@@ -110,19 +122,21 @@ class Randomness:
 
     def __reduce__(self) -> Any:
         """Copies, deep copies and pickles are all made by `_copied`."""
-        return _copied, (type(self), self._seed, self.secure, self._name)
+        return _copied, (type(self), self._seed, self.secure, self._name, self.attempt)
 
     # ---- draws ------------------------------------------------------------------------------------------------------
 
-    def begin_lot(self, number: int, attempt: int = 0) -> None:
+    def begin_lot(self, number: int, attempt: int | None = None) -> None:
         """With a seed or a shared key, restart the noise from the lot's number and the attempt at it; else do nothing.
 
-        The same pair gives the same noise again, so a pair must not serve two different sums. Generators are restarted
-        in place: CUDA graphs that were recorded with them go on to use them.
+        The same pair gives the same noise again, so a pair must not serve two different sums
+        (`adadp.mechanism.attempts` sees to that). `attempt` None is this run's. Generators are restarted in place: CUDA
+        graphs that were recorded with them go on to use them.
         """
         if not self.seeded and self._shared is None:
             return
         key = self._require_own()
+        attempt = self.attempt if attempt is None else attempt
         self._at, self._drawn = f" lot {number} attempt {attempt}", 0
         for generator, name in self._made:
             _start(generator, key, name + self._at)
@@ -181,6 +195,14 @@ class Randomness:
 
         return draw
 
+    def lot_stream(self, number: int) -> Stream:
+        """Return the stream from which lot `number` is drawn, in this run's attempt.
+
+        A lot that is released a second time is drawn anew: two releases on one draw cost more than one release on each
+        of two.
+        """
+        return self.stream(f"lot {number} attempt {self.attempt}" if self.attempt else f"lot {number}")
+
     def stream(self, name: str) -> Stream:
         """Return the stream that is determined by this run's key and `name`; each call starts it from the beginning."""
         key, name = self._require_own(), f"{self._name} stream {name}"
@@ -237,8 +259,13 @@ class Stream:
         return self.uniform(count).argsort()
 
 
-def _copied(kind: type[Randomness], seed: int | None, secure: bool, name: str) -> Randomness:
-    copied = kind(seed, secure=secure, name=name)
+def new_attempt() -> int:
+    """The name of an attempt that nobody made before."""
+    return secrets.randbits(62) + 1
+
+
+def _copied(kind: type[Randomness], seed: int | None, secure: bool, name: str, attempt: int) -> Randomness:
+    copied = kind(seed, secure=secure, name=name, attempt=attempt)
     copied._copied = True
     return copied
 

@@ -4,14 +4,17 @@ A run reserves releases, has the reservation on the disk, and only then releases
 runs, so tuning on private data is charged too.
 
 Guarantee: after a crash at any point the ledger holds at least what was released, and at most one reservation
-(`MOST_RESERVED` releases) more, or the rest of the plan where a number of steps was planned. A run that did
-not close is charged in full for what it reserved. A ledger that was edited, truncated, or belongs to another
+(`MOST_RESERVED` releases) more, or the rest of the plan where a number of steps was planned. A run that did not close
+is charged for all that it reserved, until the next run starts: if the system was not restarted in between, it is known
+what the dead run did not release (`unused`), and that is given back. A run that resumes another is charged for every
+release that it makes, also of lots that were released before: the only exception is the very same release, bit for bit,
+of a run with a seed (`adadp.mechanism.attempts`). A ledger that was edited, truncated, or belongs to another
 dataset, plan, neighbouring relation or shared budget is refused with the reason, and nothing in it is
 overwritten.
 
-A run's seed, if it has one, is remembered as a keyed fingerprint and refused a second time. The key is in the
-ledger: whoever holds the ledger can find a seed of few bits by trying. Noise without a seed is the normal
-case.
+A run's seed, if it has one, is remembered as a keyed fingerprint and refused a second time, except to a run that
+resumes that one and draws its noise by lot and attempt. The key is in the ledger: whoever holds the ledger can find a
+seed of few bits by trying. Noise without a seed is the normal case.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import operator
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from adadp.accounting.budget import Allowance, Budget
@@ -35,6 +39,7 @@ from adadp.accounting.remarks import Remarks
 from adadp.accounting.run import MOST_RESERVED, Run
 from adadp.accounting.shared import FilterLimit, Limit, Limits, PlanLimit, fix_order
 from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, spending_from_json
+from adadp.accounting.unused import boot_id
 from adadp.errors import BudgetExhaustedError, ConfigurationError, LedgerError
 
 Result = TypeVar("Result")
@@ -147,6 +152,7 @@ class Ledger(ReadableLedger):
         budget: Budget | None = None,
         accountant: str = "pld",
         resume: str | None = None,
+        attempt: int | None = None,
         assumptions: Sequence[str] = (),
         reasons: Sequence[str] = (),
         untried: Sequence[str] = (),
@@ -156,12 +162,38 @@ class Ledger(ReadableLedger):
         `plan` is plain JSON that says what the run means to do. "steps" in it is a number of steps that is charged
         from the first step on, made or not (`planned`); "unit" is the unit of privacy, "one example" unless given.
         `budget` bounds everything in the ledger together, by `accountant`, for plans declared together. `resume` is
-        the id of a run that this one continues: its plan has to be the same, and what it reserved stays charged.
+        the id of a run that this one continues: its plan has to be the same, and what it released stays charged. With
+        `attempt`, such a run may have the seed of those that it continues: its noise is that of (lot, attempt).
         `assumptions`, `reasons` for *none*, and what was `untried` are kept and printed by every guarantee.
         """
         self._require_owner()
         remarks = Remarks.of(assumptions, reasons, untried)
-        return self._writing(lambda: self._start(dict(plan), seed, budget, accountant, resume, remarks))
+        return self._writing(lambda: self._start(dict(plan), seed, budget, accountant, resume, attempt, remarks))
+
+    def line(self, uid: str) -> tuple[RunSummary, ...]:
+        """The run of this uid with those that it resumed and those that resumed it, newest first; () if it is not here.
+
+        Runs that died are ended first, as far as it is known what they did not release.
+        """
+        self._require_owner()
+
+        def find() -> tuple[RunSummary, ...]:
+            self._reclaim()
+            newest = self._state.newest(uid)
+            return () if newest is None else (newest, *self._state.ancestors(newest.id))
+
+        return self._writing(find)
+
+    def records(self) -> list[Record]:
+        """All records of a ledger in memory, as plain values, for a checkpoint; none for one that has a file.
+
+        What open runs reserved and did not use is given back first.
+        """
+        with self._mutex:
+            if self._chain is None:
+                for run in self._open.values():
+                    run._trim()
+            return copy.deepcopy(self._records)
 
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:
@@ -181,7 +213,8 @@ class Ledger(ReadableLedger):
         """Hold the file for writing."""
         if self._chain is None:
             if not self._state.key:
-                self._write(self._header())
+                self._records = [self._header()]
+                self._state.apply(self._records[0])
             return
         if self._chain.locked:
             return
@@ -202,6 +235,8 @@ class Ledger(ReadableLedger):
     def _unlock(self) -> None:
         if self._chain is not None:
             self._chain.unlock()
+        if self._unused is not None:
+            self._unused.close()
 
     def _require_dataset(self) -> None:
         if self.path is not None and not self.dataset:
@@ -230,6 +265,8 @@ class Ledger(ReadableLedger):
     def _write(self, record: Record) -> None:
         if self._chain is not None:
             self._chain.append(record)
+        else:
+            self._records.append(record)
         self._state.apply(record)
         if self.on_record is not None:
             self.on_record(record)
@@ -241,15 +278,19 @@ class Ledger(ReadableLedger):
         budget: Budget | None,
         accountant: str,
         resume: str | None,
+        attempt: int | None,
         remarks: Remarks,
     ) -> Run:
+        self._reclaim()
         plan = json.loads(canonical_json(plan))  # a copy that nobody else can change
         relation, unit = self._relation(plan), self._unit(plan)
         fingerprint = None if seed is None else self._fingerprint(seed)
-        if fingerprint in self._state.seeds:
+        goes_on = attempt is not None and resume is not None and self._state.only_in_line(fingerprint, resume)
+        if fingerprint in self._state.seeds and not goes_on:
             raise LedgerError(
                 "this seed has been used in this ledger: the same noise twice protects nothing. Leave the "
-                "seed out, or take a new one; a resumed run needs a new one too"
+                "seed out, or take a new one. (Only PrivacyEngine(resume=...) and adadp train --resume go on with the "
+                "seed of the run that they resume.)"
             )
         self._require_resumable(resume, plan)
         self._require_free(resume)
@@ -270,15 +311,31 @@ class Ledger(ReadableLedger):
                 "seed": fingerprint,
                 "budget": None if budget is None else [budget.epsilon, budget.delta],
                 "accountant": accountant,
+                "attempt": attempt or 0,
+                "boot": boot_id(),
                 **remarks.to_json(),
             }
         )
         allowance = None if budget is None else Allowance(budget, accountant, relation)
-        run = Run(
-            self, name, uid, allowance, planned_steps(plan), self._state.before(name), durable=self._chain is not None
-        )
+        note_left = None if self._unused is None else partial(self._unused.write, self._state.runs[name].number)
+        planned, before = planned_steps(plan), self._state.before(name)
+        run = Run(self, name, uid, allowance, planned, before, note_left=note_left)
         self._open[name] = run
         return run
+
+    def _reclaim(self) -> None:
+        """End the runs that died since the system was started: what they reserved and did not release is given back.
+
+        Nobody else can be making them: whoever makes a run holds the file.
+        """
+        unused = self._unused
+        if unused is None:
+            return
+        for run, record, event in self._state.died(boot_id(), self._open):
+            left = min(unused.left(run.number, record), run.reserved[event])
+            if left:
+                unused.sync_digests()  # once it has ended, they count after a restart too
+                self._give_back(run.id, {event: left}, "close")
 
     def _relation(self, plan: Mapping[str, JSON]) -> Neighbours:
         relation = self.neighbours or Neighbours(plan.get("neighbours", Neighbours.ADD_REMOVE))
@@ -391,8 +448,10 @@ class Ledger(ReadableLedger):
         """The budget holds only so many steps of the plan, fixed before they begin: no more are charged."""
         self._append({"kind": "plan", "run": run, "steps": steps})
 
-    def _reserve(self, run: str, event: Event, count: int) -> None:
+    def _reserve(self, run: str, event: Event, count: int) -> int:
+        """Returns the number of the record."""
         self._append({"kind": "reserve", "run": run, "event": event_to_json(event), "count": count})
+        return self._state.count
 
     def _give_back(self, run: str, unused: Mapping[Event, int], kind: str = "give-back") -> None:
         """Lower the run's reservations by what it did not release."""

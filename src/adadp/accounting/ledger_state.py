@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,9 @@ class RunSummary:
 
     `reserved` is what it may have released (once it has closed: what it did release). `planned` is how many steps it
     is charged for from the first on, those of the runs that it resumes included; None where no number was declared.
+    `number` counts runs from 0. `seed` is the fingerprint of its seed, and `attempt` which of the noises that the seed
+    gives for a lot the run draws. `boot` says in which time between two starts of the system it ran, and `last` which
+    record reserved last, and what, if nothing was given back since (`unused`).
     """
 
     id: str
@@ -55,6 +58,11 @@ class RunSummary:
     unit: str | None = None
     planned: int | None = None
     remarks: Remarks = NO_REMARKS
+    number: int = 0
+    seed: str | None = None
+    attempt: int = 0
+    boot: str | None = None
+    last: tuple[int, Event] | None = None
 
 
 View = Callable[[RunSummary], Mapping[Event, int]]
@@ -84,11 +92,13 @@ class LedgerState:
         self.carried: dict[str, CarriedRun] = {}
         self.order: float | None = None
         self.one_plan: OnePlan | None = None
+        self.count = 0  # of records
 
     # ---- one record after the other --------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
         """Take in the next record. `Refusal`, or an error of the kind that nonsense causes, if it does not fit."""
+        self.count += 1
         kind = record["kind"]
         if (kind == "ledger") == bool(self.key):
             raise ValueError("a ledger has one header, at its start")
@@ -135,6 +145,8 @@ class LedgerState:
         else:
             summary.uid, summary.unit = _text(record["uid"]), _text(record["unit"], optional=True)
             summary.remarks = Remarks.from_json(record)
+        summary.number, summary.seed = len(self.runs), record["seed"]
+        summary.attempt, summary.boot = record.get("attempt", 0), record.get("boot")
         if name in self.runs or summary.resumes not in (None, *self.runs):
             raise ValueError(f"{name} is there already, or resumes a run that is not")
         self.runs[name] = summary
@@ -165,6 +177,7 @@ class LedgerState:
         if self.budget is not None and self.order is None and self.one_plan is None:
             raise ValueError("a reservation before it was settled how the shared budget is kept")
         summary.reserved[event] = summary.reserved.get(event, 0) + count
+        summary.last = self.count, event
 
     def _give_back(self, record: Record) -> None:
         summary = self.runs[record["run"]]
@@ -175,6 +188,7 @@ class LedgerState:
             if type(count) is not int or not 0 <= count <= summary.reserved.get(event, 0):
                 raise ValueError(f"{summary.id} gives back more than it reserved")
             summary.reserved[event] -= count
+        summary.last = None
 
     def _close(self, record: Record) -> None:
         self._give_back(record)
@@ -220,6 +234,27 @@ class LedgerState:
         """The runs that this one continues, nearest first."""
         while name is not None and (name := self.runs[name].resumes) is not None:
             yield self.runs[name]
+
+    def newest(self, uid: str) -> RunSummary | None:
+        """The last of the runs that continue the one called `uid`, which is that run itself if none does."""
+        found = next((run for run in self.runs.values() if run.uid == uid), None)
+        for run in self.runs.values():  # oldest first
+            if found is not None and run.resumes == found.id:
+                found = run
+        return found
+
+    def died(self, boot: str | None, alive: Container[str]) -> list[tuple[RunSummary, int, Event]]:
+        """Runs that did not close since the system was started as `boot`, with the record and event reserved last."""
+        return [
+            (run, *run.last)
+            for run in self.runs.values()
+            if run.last is not None and not run.closed and run.id not in alive and boot is not None and run.boot == boot
+        ]
+
+    def only_in_line(self, seed: str | None, name: str) -> bool:
+        """Whether all runs that had the seed of this fingerprint are this one, and those that it resumed."""
+        line = {name, *(run.id for run in self.ancestors(name))}
+        return all(run.id in line for run in self.runs.values() if run.seed == seed)
 
     def before(self, name: str) -> int:
         """How many steps of its plan the runs that it continues may have made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ from adadp.accounting.ledger_state import LedgerState, Refusal, RunSummary, on_r
 from adadp.accounting.remarks import Remarks
 from adadp.accounting.shared import FilterLimit, fix_order
 from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, FilterOrigin, spending_to_json
+from adadp.accounting.unused import Unused
 from adadp.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class ReadableLedger:
         self.path = None if path is None else Path(path)
         self._state = LedgerState(dataset, None if neighbours is None else Neighbours(neighbours), budget)
         self._chain = None if self.path is None else Chain(self.path)
+        self._unused = None if self.path is None else Unused(self.path)
+        self._records: list[Record] = []  # of a ledger in memory
         self._open: dict[str, Run] = {}
         self._mutex = threading.RLock()
         self._owner = os.getpid()
@@ -82,6 +86,14 @@ class ReadableLedger:
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 raise self._refuse(f"record {number} makes no sense ({error})") from None
         self._state = state
+
+    def load_records(self, records: Sequence[Record]) -> None:
+        """Be the ledger in memory that gave these `records`. It must be new."""
+        with self._mutex:
+            if self._chain is not None or self._state.key:
+                raise LedgerError("only a new ledger in memory takes the records of another one")
+            self._replay(records)
+            self._records = copy.deepcopy(list(records))
 
     def _refresh(self) -> LedgerState:
         """Read the file again unless this process holds it: another one may have charged since."""

@@ -10,7 +10,7 @@ import atexit
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adadp.accounting.budget import Allowance
@@ -43,9 +43,10 @@ class Run:
         planned: int | None,
         before: int,
         *,
-        durable: bool,
+        note_left: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.id, self.uid = name, uid
+        durable = note_left is not None
+        self.id, self.uid, self._note_left = name, uid, note_left
         self._ledger, self._allowance, self._durable = ledger, allowance, durable
         self._planned, self._before = planned, before
         self._target = planned  # what of the plan the budget holds
@@ -54,10 +55,12 @@ class Run:
         self._certified: set[tuple[Event, Event]] = set()
         self._left: dict[Event, int] = {}
         self._reserved: dict[Event, int] = {}
+        self._last: tuple[int, Event] | None = None  # the record that reserved last, and what
         self._owner = os.getpid()
         # The ledger's own: a second lock could be taken in the other order by a thread that asks what was charged.
         self._mutex = ledger._mutex
         self._closed = False
+        self.before_close: Callable[[], None] = lambda: None  # what must be on the disk before this run has ended
         self.waiting: list[str] = []  # reasons for *none* that are written with the first charge (`note_once_charged`)
         self._size, self._sync_time, self._since = 1, 0.0, time.perf_counter()
         self._charged_then = 0
@@ -87,6 +90,8 @@ class Run:
                 if left < count:  # not an assertion: those can be switched off
                     raise LedgerError("less was reserved than is released")
             self._left[event] = left - count
+            if self._note_left is not None and self._last is not None and self._last[1] == event:
+                self._note_left(self._last[0], left - count)
             if self._closed:  # by a signal's handler, after `left` was read: it has given back this release too
                 raise self._unusable()
 
@@ -152,7 +157,7 @@ class Run:
             start = time.perf_counter()
             if self._closed:  # by a signal's handler: a reservation after the end would make the file unreadable
                 raise self._unusable()
-            self._ledger._reserve(self.id, event, count)
+            self._last = self._ledger._reserve(self.id, event, count), event
         self._reserved[event] = self._reserved.get(event, 0) + count
         self._left[event] = self._left.get(event, 0) + count
         self._since = time.perf_counter()
@@ -220,6 +225,7 @@ class Run:
     def _give_back(self) -> None:
         """Lower every reservation to what was charged of it. None of what is given back was released."""
         unused = {event: left for event, left in self._left.items() if left}
+        self._last = None  # with this record the slot of what is left counts no more
         # First forget, then write: in doubt the reservation stays charged on the disk.
         for event, left in unused.items():
             self._left[event] = 0
@@ -260,7 +266,8 @@ class Run:
     def close(self) -> None:
         """Give back what was reserved and not charged. Safe to call twice, and called at exit.
 
-        A run that never gets here stays charged for all that it reserved.
+        A run that never gets here stays charged for what it released; and for all that it reserved, if that is not
+        known because the system was restarted, or has no name for the time since its start (`unused`).
         """
         if os.getpid() != self._owner:  # before the lock, as in `charge`
             return
@@ -271,6 +278,7 @@ class Run:
             # charged.
             self._closed = True
             atexit.unregister(self.close)
+            self.before_close()
             unused = {event: left for event, left in self._left.items() if left}
             self._ledger._closed(self.id, unused)
 

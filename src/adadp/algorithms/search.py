@@ -48,6 +48,8 @@ class Rules:
 class SearchStep(PrivateStep):
     """A `PrivateStep` for line searches. `noise_multiplier` is that of a whole lot at the start, at its dearest."""
 
+    resumable = False  # how much of the filter's budget lots used is in memory alone
+
     def __init__(
         self, *args: Any, rules: Rules, rate: float, filter: RenyiFilter, charge: Callable[[Event], None], **rest: Any
     ) -> None:

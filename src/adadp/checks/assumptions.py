@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from adadp.accounting.guarantee import PUBLIC_NUMBER
 from adadp.sampling.units import Units
+
+if TYPE_CHECKING:
+    pass
 
 #: The assumptions of every guarantee, the most often violated first.
 _STANDING = (

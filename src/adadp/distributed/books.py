@@ -38,7 +38,7 @@ class LedgerCopy(Ledger):
     def follow(self, name: str) -> Run:
         """The run that process 0 has started, as this process counts it."""
         summary = self._state.runs[name]
-        run = Run(self, name, summary.uid, None, summary.planned, self._state.before(name), durable=False)
+        run = Run(self, name, summary.uid, None, summary.planned, self._state.before(name))
         self._open[name] = run
         return run
 

@@ -86,6 +86,7 @@ class PrivateOptimizer(Optimizer):
         self._run, self._ledger, self._trial, self._penalty = run, ledger, trial, penalty
         self._parameters = dict(module.named_parameters())
         self.stepped = False
+        self.began: Any = None  # how the run began (`adadp.mechanism.resuming.Continuation`)
         for parameter in self._parameters.values():
             parameter.grad = None  # whatever stood here before was not made private
         self._rules = LoopRules(module, optimizer, step, lots=loader.lots, trial=trial, run=run, ledger=ledger)

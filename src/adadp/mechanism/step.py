@@ -24,6 +24,7 @@ from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture, Gradients
 from adadp.gradients.capture.meetings import UnruledError
 from adadp.gradients.rounding import exact_arithmetic, refuse_unbounded_precision
+from adadp.mechanism.attempts import Attempt
 from adadp.mechanism.noise import add_noise
 from adadp.mechanism.observation import Observer, Unnoised
 from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient, Stddev
@@ -34,6 +35,9 @@ from adadp.shapes.source import Source
 
 class PrivateStep:
     """The work on one lot after another. Made by the engine; the private optimizer drives it.
+
+    Attributes:
+        resumable: whether all that it keeps between lots is in a checkpoint (`adadp.mechanism.run_state`).
 
     Args:
         capture: gives the per-example gradients of the module's backward passes.
@@ -50,6 +54,8 @@ class PrivateStep:
         agreement: with other processes, which have the other parts of each lot.
 
     """
+
+    resumable = True
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class PrivateStep:
         self.normalize_clipping, self._count_nonfinite = normalize_clipping, count_nonfinite
         self.nonfinite: Tensor | None = None
         self.observer: Observer | None = None
+        self.attempt: Attempt | None = None  # of a run with a seed that may be resumed
         # Number of layer calls that were recorded in backward passes from each example's own loss, for this microbatch.
         # None if there was no such pass.
         self.calls_from_losses: int | None = None
@@ -268,16 +275,19 @@ class PrivateStep:
         if lot.state is not State.FILLED and lot.state is not State.CHARGED:
             raise TrainingLoopError(f"lot {lot.number} cannot be released: {lot.state.value}")
         self._refuse_changed_clipping(lot)
-        self.charge(lot)
-        if lot.nonfinite is not None:
-            lost = self.agreement.group.totals({"lost": lot.nonfinite})["lost"]
-            self.nonfinite = lost if self.nonfinite is None else self.nonfinite + lost
         stddev = self.clipping.stddev(self.noise_multiplier)
+        if self.attempt is None:
+            self.charge(lot)
         # Of this lot: `Clipping.release` may set another bound for the next one.
         unit = self.expected_lot * (self.clipping.norm_bound() if self.normalize_clipping else 1.0)
         sums = self.agreement.totals(lot.sums)
         self._pool()
         sums = self.clipping.complete(sums)
+        if self.attempt is not None:
+            self._admit(self.attempt, lot, sums, stddev)
+        if lot.nonfinite is not None:
+            lost = self.agreement.group.totals({"lost": lot.nonfinite})["lost"]
+            self.nonfinite = lost if self.nonfinite is None else self.nonfinite + lost
         noisy = self.noised("gradient", lot.number, sums, stddev)
         self._drop(lot, State.RELEASED)
         # -------------------------------------------------------------------- the line: post-processing from here on
@@ -291,6 +301,17 @@ class PrivateStep:
             for part in self.clipping.objects():
                 if isinstance(part, Source):
                     part.pool(self.agreement.group.totals_of_same)
+
+    def _admit(self, attempt: Attempt, lot: Lot, sums: BoundedSums, stddev: Stddev) -> None:
+        """Charge for the release. Where it repeats one that an interrupted run made, bit for bit, that was charged."""
+        if lot.charged:
+            return
+        try:
+            attempt.admit(lot.number, sums, stddev, lambda: self._charge(self.event))
+        except BaseException:
+            self._drop(lot, State.FAILED)
+            raise
+        lot.charged, lot.state = True, State.CHARGED
 
     def charge(self, lot: Lot) -> None:
         """Charge for the lot's release, once. Raises if the budget does not allow it; the lot is then dropped."""

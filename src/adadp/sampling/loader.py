@@ -38,7 +38,8 @@ class PrivateLoader:
     """Hands out batches of lots that `sampling` draws. Made by `PrivacyEngine.make_private`.
 
     It has the wrapped loader's dataset, collate function, workers and pinned memory. `len()` is the number of lots
-    in an epoch; the next iteration continues with the lot after the last one that was handed out.
+    in an epoch; the next iteration continues with the lot after the last one that was handed out. The first one of a
+    run that is resumed is the rest of its epoch.
 
     Args:
         loader: the user's, checked by `check_loader`.
@@ -145,9 +146,10 @@ class PrivateLoader:
     def _indices(self, plan: deque[Microbatch]) -> Iterator[list[int]]:
         """The examples of each batch. Its microbatch is appended to `plan` when they are asked for."""
         first, size = self.lots.next, self.max_physical_batch_size
+        made = first % len(self) if first == self.lots.first else 0  # of this epoch, by the run that is resumed
 
         def draw() -> Iterator[list[int]]:
-            for number in range(first, first + len(self)):
+            for number in range(first, first + len(self) - made):
                 drawn = self.sampling.draw(number, self._randomness)
                 indices, most = self.share.own(drawn).tolist(), self.share.most(drawn)
                 lot = self.share.expected(self.sampling.lot)

@@ -204,12 +204,17 @@ class Lots:
         self.on_hand_out, self.note = on_hand_out, note
         self.current: Microbatch | None = None
         self.whole: Microbatch | None = None  # as it was handed out, where `current` is a part that was cut from it
+        self.first = 0  # the number of the first lot that this process hands out
         self.next = 0  # the number of the lot that will be opened next
         self.abandoned: Counter[str] = Counter()  # how many lots were handed out and left
         self.stopped = False  # the budget is spent: nothing more is handed out
         self.trained_on: Microbatch | None = None  # for which the module was last called with gradients on
         self._holder: object = None  # the iteration that handed out `current`
         self._handed: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def begin_at(self, number: int) -> None:
+        """Let the first lot be one that a checkpoint was made before."""
+        self.first = self.next = number
 
     # ---- handing out ----------------------------------------------------------------------------------------------
 

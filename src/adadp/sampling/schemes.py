@@ -96,7 +96,7 @@ class Poisson(Sampling):
         return min(self.examples, 8 * math.ceil(room / 8))
 
     def draw(self, lot: int, randomness: Randomness) -> torch.Tensor:
-        return _bernoulli_positions(self.there, self.rate, randomness.stream(f"lot {lot}"))
+        return _bernoulli_positions(self.there, self.rate, randomness.lot_stream(lot))
 
     def event(self, noise_multiplier: float) -> Event:
         return PoissonGaussian(noise_multiplier, self.rate)
@@ -130,7 +130,7 @@ class FixedSize(Sampling):
     neighbours = Neighbours.REPLACE_ONE
 
     def draw(self, lot: int, randomness: Randomness) -> torch.Tensor:
-        return randomness.stream(f"lot {lot}").permutation(self.examples)[: self.lot]
+        return randomness.lot_stream(lot).permutation(self.examples)[: self.lot]
 
     def event(self, noise_multiplier: float) -> Event:
         return FixedSizeGaussian(noise_multiplier, self.examples, self.lot)

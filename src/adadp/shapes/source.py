@@ -69,6 +69,7 @@ class Source(ABC):  # noqa: B024 - a source may have nothing to say at any of th
     assumptions: tuple[str, ...] = ()  # what the proof assumes about it
     looks = False  # whether `see` needs the sum of squares
     learns_first = False  # whether it learns before lots only
+    as_made: tuple[str, ...] = ()  # attributes that are configuration: no checkpoint keeps them
 
     def __init__(self) -> None:
         self.step = -1

@@ -60,6 +60,7 @@ class Probe(Source):
     """
 
     learns_first = True
+    as_made = ("inputs", "loss", "generator", "_iterator")
     assumptions = ("the probes that shape the noise are synthetic: they hold nothing of the private data",)
 
     def __init__(
@@ -87,6 +88,7 @@ class Probe(Source):
         super().before_lot(shape, parameters, model)
         if self.step % self.every:
             return
+        self.generator.manual_seed(self.step)  # a run that is resumed goes on with the same inputs
         totals: dict[str, Statistics] = {}
         count = made = 0
         while made < self.count:
