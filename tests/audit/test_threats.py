@@ -121,6 +121,7 @@ def test_among_real_examples_a_score_is_noise_and_the_canarys_coin_and_nothing_e
         draws, expected = Randomness(seed).spawn("run 0"), 0.0
         for lot in range(4):
             hit = 0 in Poisson(40, 8).draw(lot, draws) and inside
+            draws.begin_lot(lot)
             noise = float(draws.normal(torch.zeros(3, 6))[0, 0]) * (-1) ** lot
             expected += math.log1p(rate * math.expm1((noise + hit / sigma) / sigma - 1 / (2 * sigma**2)))
         assert threat.trial("flipping", inside, seed).scores["likelihood"] == pytest.approx(expected, abs=1e-4)
