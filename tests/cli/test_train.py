@@ -149,7 +149,7 @@ def write_table(path: str, rows: int = 300, label: str = "label") -> str:
 def test_a_table_of_ones_own() -> None:
     write_table("train.csv", label="bought")
     found = values("train", "--dataset", "train.csv", "--label", "bought", "--epsilon", "3", "--steps", "20",
-                   "--test-fraction", "0.3", "--out", "run", "--seed", "1")  # fmt: skip
+                   "--test-fraction", "0.3", "--out", "run", "--seed", "1", "--yes")  # fmt: skip
     assert len(found["gaussian"]) == 4
     assert found["epsilon"] <= 3
     run = ["--examples", str(found["examples"]), "--lot", str(found["lot"]), "--steps", "20"]
@@ -164,12 +164,13 @@ def test_a_table_of_ones_own() -> None:
     assert values("predict", "run", "new.csv")["predictions"] == ["no", "yes"]
     result = call("predict", "run", "new.csv")
     assert result.stdout.split() == ["no", "yes"]
-    assert "give --dataset" in refused("evaluate", "run")
+    assert "give it again with --seed" in refused("evaluate", "run")
+    assert values("evaluate", "run", "--seed", "1")["accuracy"] == found["accuracy"], "the rows that were held out"
     Path("less.csv").write_text("colour\nred\n")
     assert "'amount'" in refused("predict", "run", "less.csv")
 
 
-OWN = ["--epsilon", "3", "--delta", "1e-3", "--steps", "2", "--lot", "30", "--seed", "1", "--model", "linear"]
+OWN = ["--yes", "--epsilon", "3", "--delta", "1e-3", "--steps", "2", "--lot", "30", "--seed", "1", "--model", "linear"]
 
 
 def test_what_counts_as_public_is_said_before_anything_is_spent() -> None:

@@ -115,7 +115,7 @@ def test_a_run_can_be_used_again(tmp_path: Path) -> None:
     result = training.train(**{**QUICK, "pca_noise_multiplier": 20.0, "out": "run", "seed": 3})
     finished = runs.read("run")
     test = data.load("digits", "test")
-    assert float((finished.predict(test) == test.labels).float().mean()) == result.accuracy
+    assert float((finished.predict(test) == test.labels).double().mean()) == result.accuracy
     assert finished.config["seed"] is None
     assert (Path("run") / "preprocessing.safetensors").exists()
     metrics = [json.loads(line) for line in (Path("run") / "metrics.jsonl").read_text().splitlines()]

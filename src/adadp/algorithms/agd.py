@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from adadp.accounting.events import PoissonGaussian
 from adadp.accounting.filter import RenyiFilter
-from adadp.algorithms.algorithm import Algorithm, Task, algorithm
+from adadp.algorithms.algorithm import Algorithm, Task, algorithm, loss_of_each
 from adadp.algorithms.search import Rules, SearchStep
 from adadp.clipping import Clipping, Flat
 from adadp.engine import PrivacyEngine
@@ -131,4 +131,4 @@ class AGD(Algorithm):
     def see(self, optimizer: Optimizer, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
         line = getattr(optimizer, "original_optimizer", optimizer)
         assert isinstance(line, LineSearch)
-        line.losses = lambda: nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+        line.losses = lambda: loss_of_each(model(inputs), targets)

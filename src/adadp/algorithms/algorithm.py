@@ -126,7 +126,7 @@ class Algorithm(ABC):
         """The work for each batch of inputs and labels, replayed on a GPU where possible (`adadp.mechanism.replay`)."""
 
         def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+            return loss_of_each(model(inputs), targets)
 
         def step(inputs: Tensor, targets: Tensor) -> None:
             optimizer.zero_grad()
@@ -144,6 +144,13 @@ class Algorithm(ABC):
         if self.settings["lr"] is None:
             raise ConfigurationError(f"{self} has no learning rate yet: give lr, or call settle() first")
         return torch.optim.SGD(parameters, lr=self.settings["lr"], momentum=self.settings.get("momentum", 0.0))
+
+
+def loss_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One loss for each row: cross entropy where targets are classes, squared error where they are numbers."""
+    if targets.is_floating_point():
+        return (outputs.squeeze(1) - targets).square()
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def _like(key: str, value: Any, default: Any) -> Any:

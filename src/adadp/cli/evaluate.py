@@ -1,55 +1,109 @@
-"""`adadp evaluate`: the accuracy of a finished run."""
+"""`adadp evaluate`: how good a finished run is."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adadp.cli.output import DataDirOption, JsonOption, RunArgument, option, print_list, print_table
 from adadp.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from adadp.data import Dataset, Table
+    from adadp.training.run_folder import FinishedRun
+
 
 def evaluate(
     run: RunArgument,
     dataset: Annotated[
-        str | None, option("A data set by name (its test split) or a path. [the run's own, by name]")
+        str | None, option("A data set by name (its test split) or a path. [the rows that the run held out]")
     ] = None,
     label: Annotated[str | None, option("The label's column. [the run's]")] = None,
     data_dir: DataDirOption = None,
+    seed: Annotated[int | None, option("The run's seed, if it was given one: its split follows from it.")] = None,
     json_output: JsonOption = False,
 ) -> None:
     """How often a finished run is right, its preprocessing included."""
-    from adadp import data
+    from adadp.cli.figures import print_classes, rows_of
+    from adadp.data import HELD_OUT_NOTE
+    from adadp.training import held_out
     from adadp.training import run_folder as runs
-    from adadp.training.settings import parse_image_size
 
     finished = runs.read(run)
-    config = finished.config
-    name = config["dataset"] if dataset is None else dataset
-    held: data.Dataset | data.Table
+    name = finished.config["dataset"] if dataset is None else dataset
+    held = _held_out(finished, name, label, data_dir, seed, own=dataset is None)
+    metrics = held_out.exact(held, finished.outputs(held))
+    if json_output:
+        values = {"accuracy": metrics.values.get("accuracy"), "examples": len(held), "dataset": name, "run": str(run)}
+        typer.echo(json.dumps({**values, "metrics": metrics.to_dict(), "note": HELD_OUT_NOTE}))
+        return
+    print_table(str(run), rows_of(metrics, f"examples of {name}"))
+    print_classes(metrics)
+    print_list("Note", [HELD_OUT_NOTE])
+
+
+def _held_out(
+    run: FinishedRun, name: str, label: str | None, data_dir: str | None, seed: int | None, *, own: bool
+) -> Dataset | Table:
+    """The rows that the run held out, or those of another place."""
+    from adadp import data
+
+    config = run.config
     if name in data.NAMES:
-        held = data.load(name, "test", data_dir=data_dir)
-        if held.classes != finished.classes:
-            raise ConfigurationError(f"{name} has other classes than the run: {', '.join(finished.classes)}")
-    elif dataset is None:
-        raise ConfigurationError("this run was trained on data of your own: give --dataset with held-out data")
+        held: Dataset | Table = data.load(name, "test", data_dir=data_dir)
+        if held.classes != run.classes:
+            raise ConfigurationError(f"{name} has other classes than the run: {', '.join(run.classes)}")
+    elif own:
+        held = _same_split(run, seed)
     else:
-        held = data.read(
-            name, label=label or config["label"], classes=finished.classes, text=config["text"],
-            missing=config["missing"], size=parse_image_size(config["image_size"]),
-            drop_other_labels=config.get("drop_other_labels", False),
-        )  # fmt: skip
+        options = _options(config)
+        held = data.read(name, **{**options, "label": label or options["label"], "classes": run.classes or None})
     if isinstance(held, data.Dataset) != (config["kind"] == "images"):
         raise ConfigurationError(f"{name}: the run was trained on {config['kind']}, and this is something else")
     if isinstance(held, data.Dataset) and list(held.input_shape) != config["image_shape"]:
         raise ConfigurationError(f"{name} has images of {held.input_shape}, the run's were {config['image_shape']}")
-    found = finished.predict(held)
-    accuracy = float((found == held.labels).float().mean())
-    if json_output:
-        values = {"accuracy": accuracy, "examples": len(held), "dataset": name, "run": str(run)}
-        typer.echo(json.dumps({**values, "note": data.HELD_OUT_NOTE}))
-        return
-    print_table(str(run), [("accuracy", f"{accuracy:.2%} on {len(held):,} examples of {name}")])
-    print_list("Note", [data.HELD_OUT_NOTE])
+    return held
+
+
+def _same_split(run: FinishedRun, seed: int | None) -> Dataset | Table:
+    """The rows that were held out when the run was trained, drawn again.
+
+    Raises:
+        ConfigurationError: the split cannot be had again, or the file has changed: rows that were trained on would
+            pass for held out.
+
+    """
+    from adadp import data
+    from adadp.randomness import derived
+
+    config = run.config
+    if config.get("rows") is None:
+        raise ConfigurationError("this run was trained on data of your own: give --dataset with held-out data")
+    split = config["split_seed"]
+    if split is None and config["test"] is None:
+        if seed is None:
+            raise ConfigurationError("this run was given a seed, which is not stored: give it again with --seed")
+        split = derived(seed, "split")
+    given = {**_options(config), "classes": run.classes or None}
+    given |= {"test": config["test"], "test_fraction": config["test_fraction"], "seed": split}
+    try:
+        pair = data.read_held_out(config["dataset"], **given)
+    except data.DataNotFoundError as error:
+        raise ConfigurationError(f"{error}: give --dataset with held-out data") from error
+    if len(pair.train) + len(pair.test) != config["rows"]:
+        raise ConfigurationError(
+            f"{config['dataset']} has other rows than when the run was trained ({config['rows']:,} then), so the rows "
+            "that were held out cannot be told: give --dataset with held-out data"
+        )
+    return pair.test
+
+
+def _options(config: dict[str, Any]) -> dict[str, Any]:
+    """How the run's data was read."""
+    from adadp.training.planning import OF_OWN_DATA, read_options
+    from adadp.training.settings import from_mapping
+
+    names = (*OF_OWN_DATA, "task", "missing", "image_size")
+    return read_options(from_mapping({name: config[name] for name in names if name in config}, "the run's config.json"))

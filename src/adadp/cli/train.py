@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from adadp.cli.confirmation import confirm
 from adadp.cli.messages import warn
 from adadp.cli.output import DataDirOption, JsonOption, option, print_list, print_table
 from adadp.cli.pipeline import warn_about_delta
@@ -36,8 +37,23 @@ def train(
     ] = None,
     test: Annotated[str | None, option("Held-out data of your own, in another file or folder.")] = None,
     test_fraction: Annotated[float | None, option("Or the part of your data to hold out. [0.2]")] = None,
-    text: Annotated[list[str] | None, option("A column to take as text, whatever it holds. Repeatable.")] = None,
-    missing: Annotated[bool | None, option("Allow missing numbers.", "--missing")] = None,
+    task: Annotated[str | None, option("classes or regression: predict a number. [classes]")] = None,
+    target_range: Annotated[
+        str | None, option("For regression: the number's lowest and highest value, such as 0..100. Others are clipped.")
+    ] = None,
+    number: Annotated[
+        list[str] | None, option("A column of numbers, or with its range: age=0..120 costs nothing. Repeatable.")
+    ] = None,
+    category: Annotated[
+        list[str] | None, option("A column of categories, or with its values: size=S,M,L. Repeatable.")
+    ] = None,
+    text: Annotated[list[str] | None, option("A column of free text. Repeatable.")] = None,
+    date: Annotated[
+        list[str] | None, option("A column of dates, or with its range: seen=2020-01-01..2026-12-31. Repeatable.")
+    ] = None,
+    ignore: Annotated[list[str] | None, option("A column to leave out. Repeatable.")] = None,
+    decimal_comma: Annotated[bool | None, option("Numbers are written 1.234,5.", "--decimal-comma")] = None,
+    missing: Annotated[bool | None, option("Allow missing numbers and dates.", "--missing")] = None,
     image_size: Annotated[str | None, option("Resize images of your own, such as 32x32.")] = None,
     data_dir: DataDirOption = None,
     model: Annotated[str | None, option("tanh-cnn, paper, linear, mlp, resnet. [auto]")] = None,
@@ -75,6 +91,9 @@ def train(
     preprocessing_share: Annotated[
         float | None, option("Part of the budget for the scales of a table's columns. [0.1]")
     ] = None,
+    paid_metrics: Annotated[
+        bool | None, option("Release figures on held-out rows with noise, out of the same budget.", "--paid-metrics")
+    ] = None,
     microbatch: Annotated[int | None, option("Most examples in memory at a time. [the lot]")] = None,
     evaluations: Annotated[int | None, option("How often accuracy is taken on the way. [10]")] = None,
     device: Annotated[str | None, option("cpu, cuda. [auto]")] = None,
@@ -87,10 +106,13 @@ def train(
         ),
     ] = None,
     config: Annotated[Path | None, option("A TOML file with any of these options; what is given here wins.")] = None,
+    yes: Annotated[
+        bool, option("What is read off your data (classes, kinds of columns) counts as public.", "--yes")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Train a model with differential privacy, and say what may be said about it."""
-    given = {key: value for key, value in locals().items() if key not in ("config", "json_output", "set_")}
+    given = {key: value for key, value in locals().items() if key not in ("config", "json_output", "set_", "yes")}
     from adadp.training import loop as training
     from adadp.training import planning, settings
 
@@ -113,14 +135,14 @@ def train(
     warnings = warn_about_delta(plan.delta, len(plan.train)) if plan.algorithm.private else ()
     if not json_output:
         _print_plan(plan)
-    if plan.own_data:
-        typer.echo(_public_line(plan), err=json_output)  # before anything is spent
     for notice in plan.notices:
         typer.echo(notice, err=json_output)
+    confirm(plan, yes=yes, quiet=json_output)  # before anything is spent
     for warning in warnings:
         warn(warning)
     if json_output:
         result = training.run(plan)
+        warnings = (*warnings, *([result.remark] if result.remark else []))
         typer.echo(json.dumps({**result.to_dict(), **({"warnings": list(warnings)} if warnings else {})}))
         return
     from adadp.cli.progress import Bar
@@ -137,26 +159,14 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip().replace("-", "_"), value.strip()
 
 
-def _public_line(plan: Plan) -> str:
-    from adadp.data.labels import listed
-
-    how = "declared classes" if plan.settings.classes else "classes"
-    return (
-        f"public by your use of this data: N = {len(plan.train):,} rows to train on, {len(plan.test):,} held out; "
-        f"{how}: {listed(plan.train.classes)}"
-    )
-
-
 def _print_plan(plan: Plan) -> None:
     rows = []
     for name, value in plan.describe().items():
         if name == "seed" and value is not None:
             value = "given"  # it must stay secret
-        if value is False:
-            continue
         if name == "settings":
             rows += [(f"  {key}", f"{item}") for key, item in value.items()]
-        elif value not in (None, [], ()):
+        elif value not in (None, False, [], ()):
             rows.append((name.replace("_", "-"), f"{value:.6g}" if isinstance(value, float) else f"{value}"))
     print_table(f"Training on {plan.train.name}: {len(plan.train):,} examples", rows)
     typer.echo(f"guarantee: {plan.algorithm.guarantee}")
@@ -164,10 +174,11 @@ def _print_plan(plan: Plan) -> None:
 
 def _print_result(result: Result) -> None:
     from adadp.accounting.guarantee import round_up
+    from adadp.cli.figures import print_classes, rows_of
 
     guarantee = result.guarantee
     epsilon = "none" if guarantee.epsilon is None else round_up(guarantee.epsilon)
-    rows = [("accuracy", f"{result.accuracy:.2%} on {len(result.plan.test):,} held-out examples")]
+    rows = rows_of(result.metrics, "held-out examples")
     if result.plan.ledger is None:
         rows.append(("epsilon", epsilon))
     else:
@@ -189,4 +200,7 @@ def _print_result(result: Result) -> None:
         "This rests on" if guarantee.epsilon is not None else "Why there is no guarantee",
         guarantee.assumptions if guarantee.epsilon is not None else guarantee.reasons,
     )
+    print_classes(result.metrics)
     print_list("Note", [result.to_dict()["note"]])
+    if result.remark is not None:
+        warn(result.remark)

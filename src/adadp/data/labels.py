@@ -52,6 +52,24 @@ def encode(
     return torch.tensor([place[text] for text in texts], dtype=torch.int64), names
 
 
+def scaled(values: np.ndarray[Any, Any], where: str, target: tuple[float, float]) -> Tensor:
+    """Return the numbers to be predicted as float32 in [-1, 1], shape (n,): those beyond `target` are clipped to it.
+
+    Raises:
+        DataError: the range is empty, or a row has no number.
+
+    """
+    low, high = target
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise DataError(f"{where}: the range of what is predicted must go from a finite number to a larger one")
+    if values.dtype.kind not in "fiu":
+        raise DataError(f"{where} does not hold numbers, so none can be predicted")
+    numbers = values.astype(np.float64)
+    if np.isnan(numbers).any():
+        raise DataError(f"{where}: row {int(np.isnan(numbers).argmax()) + 1} has no number to be predicted")
+    return torch.from_numpy(np.clip((numbers - (low + high) / 2) / ((high - low) / 2), -1, 1)).float()
+
+
 def listed(names: Sequence[str]) -> str:
     """The names of classes in a sentence: all, or the first ten of many."""
     return ", ".join(names[:10]) + (f", ... ({len(names):,} in all)" if len(names) > 10 else "")

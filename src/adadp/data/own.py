@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,19 @@ import numpy as np
 import torch
 
 from adadp.data import labels as label_column
+from adadp.data.columns import Declared, declare
 from adadp.data.dataset import Dataset, as_images
+from adadp.data.doubts import of_columns as column_doubts
+from adadp.data.doubts import of_labels as label_doubts
 from adadp.data.imagefolder import read_images
 from adadp.data.table import Column, Table
-from adadp.data.tablefile import flattened, read_columns
+from adadp.data.tablefile import Columns, flattened, read_columns
 from adadp.errors import DataError, DataNotFoundError
 
-HELD_OUT_NOTE = "accuracy on held-out private rows is computed without noise and is not covered by the guarantee"
+HELD_OUT_NOTE = (
+    "figures on held-out private rows are computed without noise: they are not covered by the guarantee, and not for "
+    "publication"
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,13 @@ def read(
     *,
     label: str | None = None,
     classes: Sequence[object] | None = None,
-    text: Collection[str] = (),
+    number: Iterable[str] = (),
+    category: Iterable[str] = (),
+    text: Iterable[str] = (),
+    date: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    target: tuple[float, float] | None = None,
+    decimal_comma: bool = False,
     missing: bool = False,
     size: tuple[int, int] | None = None,
     grey: bool | None = None,
@@ -45,41 +57,75 @@ def read(
 ) -> Dataset | Table:
     """Read a folder of images by class, or a .npz, .csv or .parquet file with a column `label`.
 
-    An .npz of numbers (n, d) or of columns (n,) is a table; one with uint8 images (n, height, width[,
-    channels]) is a `Dataset`. `text` names columns to take as text. `missing=True` allows missing numbers
-    (they become the column's noisy mean); otherwise a NaN is refused. `classes` declares the classes; else
-    those that occur count as public. A row with another label, or with none, is refused, and the message names
-    it; `drop_other_labels` declares that such rows are left out instead, without a word about them.
+    An .npz of numbers (n, d) or of columns (n,) is a table; one with uint8 images (n, height, width[, channels]) is a
+    `Dataset`.
+
+    Args:
+        path: the file or folder.
+        label: the column to be predicted ("label" unless given).
+        classes: declares the classes; else those that occur count as public. A row with another label, or with none, is
+            refused, and the message names it.
+        number, category, text, date, ignore: declare what columns hold (`columns.declare`). What is not declared is
+            read off the cells, which then counts as public.
+        target: the label is a number, and this its lowest and highest value, declared; other values are clipped.
+        decimal_comma: numbers in a .csv are written 1.234,5.
+        missing: allow missing numbers and dates; otherwise one is refused.
+        size: images are resized to it, (height, width).
+        grey: images are made grey.
+        drop_other_labels: leave out rows of other classes than the declared, without a word about them.
+
+    Raises:
+        DataError: what is there cannot be used; the message names the file, the column and the row.
+
     """
     if drop_other_labels and classes is None:
         raise DataError("drop_other_labels goes with classes: declare those whose rows are kept")
+    if target is not None and classes is not None:
+        raise DataError("give either classes, or the range of a number to predict, not both")
+    declared = declare(number=number, category=category, text=text, date=date, ignore=ignore)
     source = Path(path)
     if not source.exists():
         raise DataNotFoundError(f"{source} does not exist")
     if source.is_dir():
         return read_images(source, classes=classes, size=size, grey=grey, drop_other_labels=drop_other_labels)
     chosen = label if label is not None else "label"
-    # Beside declared classes a label is text: what type its column has would depend on a single cell.
-    columns = read_columns(source, text, () if classes is None else (chosen,))
+    kinds = {**declared.kinds, **dict.fromkeys(declared.ignored, "text")}  # what is ignored is not refused either
+    if target is not None:
+        kinds[chosen] = "number"
+    elif classes is not None:  # what type its column has would depend on a single cell
+        kinds[chosen] = "category"
+    columns = read_columns(source, kinds, decimal_comma=decimal_comma)
+    unknown = [name for name in declared.names if name not in columns]
+    if unknown:
+        raise DataError(f"{source} has no column {unknown[0]!r}; it has {', '.join(columns)}")
     if chosen not in columns:
         raise DataError(f"{source} has no label column {chosen!r}; it has {', '.join(columns)}")
     values = columns.pop(chosen)
     if values.ndim != 1:
         raise DataError(f"{source}: the labels {chosen!r} must have shape (n,), not {values.shape}")
-    numbers, names = label_column.encode(values, f"{source}, column {chosen!r}", classes, drop=drop_other_labels)
-    public = label_column.public_names(names, classes is not None, drop_other_labels)
+    for name in declared.ignored:
+        columns.pop(name, None)
     for name, column in columns.items():
         if column.ndim == 0 or len(column) != len(values):
             raise DataError(f"{source}: {name!r} has shape {column.shape}, but there are {len(values)} labels")
     if not columns:
         raise DataError(f"{source} has no column besides the label")
-    kept = numbers != label_column.UNLISTED
-    if not kept.all():
-        numbers = numbers[kept]
-        columns = {name: column[kept.numpy()] for name, column in columns.items()}
-    if not len(numbers):
-        raise DataError(f"{source}: no row of the column {chosen!r} has one of the classes ({', '.join(names)})")
+    where = f"{source}, column {chosen!r}"
+    doubts: list[str] = []
+    names: tuple[str, ...] = ()
+    if target is not None:
+        numbers = label_column.scaled(values, where, target)
+        public = f"the range of {chosen!r}, which is predicted: {target[0]:g} to {target[1]:g}, declared"
+    else:
+        numbers, names = label_column.encode(values, where, classes, drop=drop_other_labels)
+        public = label_column.public_names(names, classes is not None, drop_other_labels)
+        numbers = _keep_listed(columns, numbers)
+        if not len(numbers):
+            raise DataError(f"{source}: no row of the column {chosen!r} has one of the classes ({', '.join(names)})")
+        doubts += [] if classes is not None else label_doubts(chosen, names, len(numbers))
     if len(columns) == 1 and next(iter(columns.values())).ndim > 2:
+        if target is not None:
+            raise DataError(f"{source} holds images: a number is predicted from tables only")
         pixels = next(iter(columns.values()))
         return replace(_images(source, pixels, numbers, names), public=(public, "the size of the images"))
     flat = flattened(source, columns)
@@ -92,7 +138,37 @@ def read(
             )
         if column.dtype.kind == "f" and np.isinf(column).any():
             raise DataError(f"{source}: column {name!r} holds an infinite number")
-    return Table(source.stem, flat, numbers, names, (public, "the names and the types of the columns"))
+    return Table(
+        source.stem,
+        dict(flat),
+        numbers,
+        names,
+        (public, _public_columns(flat, declared)),
+        flat.kinds,
+        declared,
+        target,
+        (*doubts, *column_doubts(flat, flat.kinds, declared.names)),
+    )
+
+
+def _keep_listed(columns: Columns, numbers: torch.Tensor) -> torch.Tensor:
+    """Take the rows of classes that are not listed out of the columns, in place, and return the other rows' numbers."""
+    kept = numbers != label_column.UNLISTED
+    if kept.all():
+        return numbers
+    for name in columns:
+        columns[name] = columns[name][kept.numpy()]
+    return numbers[kept]
+
+
+def _public_columns(columns: Columns, declared: Declared) -> str:
+    """What is public about the columns, as a sentence for the reader of a guarantee."""
+    said = [name for name in columns if name in declared.kinds]
+    if len(said) == len(columns):
+        return "the names and the types of the columns, declared"
+    if not said:
+        return "the names and the types of the columns"
+    return f"the names and the types of the columns (declared: {', '.join(said)}; the others as they occur in the data)"
 
 
 def read_held_out(
@@ -112,7 +188,7 @@ def read_held_out(
         raise DataError("give either test or test_fraction, not both")
     whole = read(path, **options)
     if test is not None:
-        other = read(test, **{**options, "classes": whole.classes})
+        other = read(test, **{**options, "classes": whole.classes or None})
         _alike(whole, other, test)
         return HeldOut(whole, other, None)
     fraction = 0.2 if test_fraction is None else test_fraction

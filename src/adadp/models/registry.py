@@ -27,7 +27,7 @@ def model(name: str) -> Callable[[Callable[[Shape, int], nn.Module]], Callable[[
 
 
 def build(name: str, input_shape: Shape, classes: int) -> nn.Module:
-    """Return a new model that maps float inputs (n, *input_shape) to logits (n, classes).
+    """Return a new model that maps float inputs (n, *input_shape) to logits (n, classes); with 0 classes, to a number.
 
     `input_shape` is (features,) or (channels, height, width). "auto" picks one by the shape alone (`choose`).
     Weights are drawn by torch's generator; they do not depend on data.
@@ -35,12 +35,12 @@ def build(name: str, input_shape: Shape, classes: int) -> nn.Module:
     shape = tuple(int(size) for size in input_shape)
     if len(shape) not in (1, 3) or min(shape, default=0) < 1:
         raise ConfigurationError(f"input_shape must be (features,) or (channels, height, width), not {input_shape!r}")
-    if classes < 2:
-        raise ConfigurationError(f"classes must be 2 or more, not {classes!r}")
+    if classes < 0 or classes == 1:
+        raise ConfigurationError(f"classes must be 2 or more, or 0 to predict a number, not {classes!r}")
     chosen = choose(shape) if name == "auto" else name
     if chosen not in MODELS:
         raise ConfigurationError(f"no model is called {name!r}; there are auto, {', '.join(sorted(MODELS))}")
-    return MODELS[chosen](shape, classes)
+    return MODELS[chosen](shape, classes or 1)
 
 
 def choose(input_shape: Shape) -> str:

@@ -15,12 +15,14 @@ from adadp.extras import require
 if TYPE_CHECKING:
     from adadp.preprocessing.encoding import DeclaredOneHot as DeclaredOneHot
     from adadp.preprocessing.encoding import HashedOneHot as HashedOneHot
+    from adadp.preprocessing.free_text import FreeText as FreeText
     from adadp.preprocessing.noise_share import noise_multiplier_for_share as noise_multiplier_for_share
     from adadp.preprocessing.pca import DPPCA as DPPCA
     from adadp.preprocessing.persistence import load as load
     from adadp.preprocessing.persistence import save as save
     from adadp.preprocessing.release import Charges as Charges
     from adadp.preprocessing.scaler import DPStandardScaler as DPStandardScaler
+    from adadp.preprocessing.table_preprocessor import TEXT_LENGTH as TEXT_LENGTH
     from adadp.preprocessing.table_preprocessor import TablePreprocessor as TablePreprocessor
     from adadp.preprocessing.table_preprocessor import kind_of as kind_of
 
@@ -29,7 +31,9 @@ _HOME_OF = {
     "Charges": "release",
     "DPStandardScaler": "scaler",
     "DeclaredOneHot": "encoding",
+    "FreeText": "free_text",
     "HashedOneHot": "encoding",
+    "TEXT_LENGTH": "table_preprocessor",
     "TablePreprocessor": "table_preprocessor",
     "kind_of": "table_preprocessor",
     "load": "persistence",

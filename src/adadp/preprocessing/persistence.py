@@ -15,11 +15,12 @@ from safetensors.numpy import save_file
 from adadp.accounting.events import Gaussian
 from adadp.errors import ConfigurationError
 from adadp.preprocessing.encoding import DeclaredOneHot, HashedOneHot
+from adadp.preprocessing.free_text import FreeText
 from adadp.preprocessing.pca import DPPCA
 from adadp.preprocessing.scaler import DPStandardScaler
 from adadp.preprocessing.table_preprocessor import TablePreprocessor
 
-_CLASSES = {c.__name__: c for c in (DPPCA, DPStandardScaler, HashedOneHot, DeclaredOneHot, TablePreprocessor)}
+_CLASSES = {c.__name__: c for c in (DPPCA, DPStandardScaler, HashedOneHot, DeclaredOneHot, FreeText, TablePreprocessor)}
 _FORMAT = "adadp-preprocessing-1"
 
 
@@ -91,6 +92,8 @@ def _decode(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
             if not name.endswith("_") or name.startswith("_"):  # no method is replaced
                 raise ConfigurationError(f"{name!r} is not a fitted value")
             setattr(estimator, name, _decode(fitted, arrays))
+        if isinstance(estimator, TablePreprocessor):
+            estimator.upgrade()
         return estimator
     if "array" in value:
         return arrays[value["array"]]

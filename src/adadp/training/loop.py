@@ -28,10 +28,12 @@ from adadp.extras import require
 from adadp.mechanism.optimizer import BudgetWarning
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes import InputMaker
+from adadp.training import held_out
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
 from adadp.training.dataset_ledger import guarantee_of, runs_in
 from adadp.training.lot_loop import ShuffledLots, each_lot
+from adadp.training.metrics import Metrics
 from adadp.training.planning import Plan
 from adadp.training.settings import Settings, from_mapping
 
@@ -60,7 +62,7 @@ class Result:
     """
 
     plan: Plan
-    accuracy: float
+    metrics: Metrics
     guarantee: Guarantee
     claimed_epsilon: float | None
     steps: int
@@ -69,6 +71,16 @@ class Result:
     run_guarantee: Guarantee
     ledger: Path
     runs: int
+
+    @property
+    def accuracy(self) -> float | None:
+        """Part of held-out rows whose class is right; None where a number is predicted."""
+        return self.metrics.values.get("accuracy")
+
+    @property
+    def remark(self) -> str | None:
+        """What to say of a run that learnt nothing; None for others."""
+        return held_out.remark(self.metrics, self.plan.train.classes)
 
     def sentence(self) -> str:
         """The guarantee in one sentence."""
@@ -85,6 +97,7 @@ class Result:
         plan = self.plan
         return {
             "accuracy": self.accuracy,
+            "metrics": self.metrics.to_dict(),
             "epsilon": self.guarantee.epsilon,
             "run_epsilon": self.run_guarantee.epsilon,
             "dataset_epsilon": self.guarantee.epsilon,
@@ -104,7 +117,7 @@ class Result:
             "lot": plan.lot,
             "noise_multiplier": plan.noise_multiplier,
             "gaussian": [event.noise_multiplier for event in plan.events],
-            "note": HELD_OUT_NOTE,
+            "note": held_out.COVERED if plan.settings.paid_metrics else HELD_OUT_NOTE,
             "run": str(self.folder),
         }
 
@@ -149,17 +162,17 @@ class _Execution:
         tested = prepared.rows(plan.test, estimator)
         probes = prepared.probes_for(plan.train, estimator)
         trained, inputs, tested, probes = self._features(inputs, tested, probes)
-        self.test = (tested.to(plan.device), plan.test.labels)
+        self.test = tested.to(plan.device)
         steps = self._train(trained.to(plan.device), inputs.to(plan.device), plan.train.labels.to(plan.device), probes)
         seconds = time.perf_counter() - started
+        metrics = self._metrics(trained)
         guarantee = self.guarantee()
         runs.write(self.folder, self._config(), plan.model, estimator)
         claimed = None if plan.algorithm.sound else plan.claimed_epsilon()
         own = guarantee_of(self.ledger, self._ids(), plan.delta, plan.accountant, guarantee)
         place = self.ledger.path or self.folder
-        accuracy = self._accuracy(trained)
         result = Result(
-            plan, accuracy, guarantee, claimed, steps, seconds, self.folder, own, place, runs_in(self.ledger)
+            plan, metrics, guarantee, claimed, steps, seconds, self.folder, own, place, runs_in(self.ledger)
         )
         runs.write_result(self.folder, result.to_dict(), guarantee)
         return result
@@ -235,9 +248,10 @@ class _Execution:
                 schedule.step()
                 seconds = time.perf_counter() - started
                 if done % every == 0 or done == steps:
-                    accuracy, epsilon = self._accuracy(model), self._epsilon_so_far()
+                    accuracy, epsilon = self._standing(model), self._epsilon_so_far()
                     lr = optimizer.param_groups[0]["lr"]
-                    metrics = {"step": done, "accuracy": accuracy, "epsilon": epsilon, "seconds": seconds, "lr": lr}
+                    figure = "accuracy" if plan.train.classes else "mae"
+                    metrics = {"step": done, figure: accuracy, "epsilon": epsilon, "seconds": seconds, "lr": lr}
                     runs.add_metrics(self.folder, metrics)
                 if self.report is not None:
                     speed = done * plan.lot / max(seconds, 1e-9)
@@ -270,9 +284,24 @@ class _Execution:
 
     # ---- what is known on the way ---------------------------------------------------------------------------------
 
-    def _accuracy(self, model: nn.Module) -> float:
-        inputs, labels = self.test
-        return float((runs.predictions(model, inputs) == labels).float().mean())
+    def _standing(self, model: nn.Module) -> float | None:
+        """Accuracy so far, or the mean absolute error; None where figures are to be paid for, at the end."""
+        if self.settings.paid_metrics:
+            return None
+        values = held_out.exact(self.plan.test, held_out.outputs_of(model, self.test)).values
+        return values.get("accuracy", values.get("mae"))
+
+    def _metrics(self, model: nn.Module) -> Metrics:
+        """Figures on the held-out rows: exact, or noised and charged."""
+        outputs, sigma = held_out.outputs_of(model, self.test), self.plan.metrics_noise
+        if sigma is None:
+            return held_out.exact(self.plan.test, outputs)
+        seed = self.plan.seed_for("metrics")
+        with self.ledger.start(
+            {"metrics": "held-out counts", "neighbours": "add-or-remove-one"},
+            seed=seed, budget=self._budget(), accountant=self.plan.accountant,
+        ) as charged:  # fmt: skip
+            return held_out.paid(self.plan.test, outputs, sigma, seed=seed, ledger=charged)
 
     def _epsilon_so_far(self) -> float | None:
         """An upper bound that costs no time: the Renyi bound, or what all of the plan costs if that is less."""
@@ -303,6 +332,9 @@ class _Execution:
             "classes": list(plan.train.classes),
             "classes_declared": bool(plan.settings.classes),
             "kind": "table" if isinstance(plan.train, Table) else "images",
+            "kinds": dict(plan.train.kinds) if isinstance(plan.train, Table) else None,
+            "split_seed": None if plan.settings.seed is not None else plan.split_seed,
+            "rows": len(plan.train) + len(plan.test) if plan.own_data else None,
             "image_shape": list(plan.train.input_shape) if isinstance(plan.train, Dataset) else None,
             "maximum": plan.train.maximum if isinstance(plan.train, Dataset) else None,
         }

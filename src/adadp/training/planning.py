@@ -20,13 +20,18 @@ from adadp.accounting.composition import Composition
 from adadp.accounting.events import Event, Gaussian, PoissonGaussian
 from adadp.accounting.ledger import Ledger
 from adadp.algorithms.defaults import STEPS, default_delta, default_lot
-from adadp.data import Dataset, HeldOut
+from adadp.data import Dataset, HeldOut, Table
+from adadp.data.labels import listed
 from adadp.errors import ConfigurationError
 from adadp.preprocessing.noise_share import noise_multiplier_for_share
 from adadp.randomness import derived
+from adadp.training import held_out
 from adadp.training import preparation as prepared
 from adadp.training.dataset_ledger import account_for, far_more_noise, little_room, nothing_left, standing
-from adadp.training.settings import Settings, parse_image_size
+from adadp.training.settings import Settings, parse_image_size, parse_range
+
+METRICS_SHARE = 0.02
+"""Part of the budget that paid metrics take."""
 
 
 class Plan:
@@ -41,7 +46,7 @@ class Plan:
                 f"no model is called {settings.model!r}; there are auto, {', '.join(sorted(models.MODELS))}"
             )
         pair = read(settings)
-        self.train, self.test = pair.train, pair.test
+        self.train, self.test, self.split_seed = pair.train, pair.test, pair.seed
         examples = len(self.train)
         self.lot = default_lot(examples) if settings.lot is None else settings.lot
         if self.lot > examples:
@@ -60,7 +65,7 @@ class Plan:
         planned = [] if self.noise_multiplier is None else self._alone(self.noise_multiplier)
         self.notices = (*standing(self.account, self.delta, planned), *self.notices)
         self.input_shape = prepared.shape_of(self.train, self.estimator)
-        self.model_name = models.choose(self.input_shape) if settings.model == "auto" else settings.model
+        self.model_name = self._choose_model() if settings.model == "auto" else settings.model
         with torch.random.fork_rng(devices=[]):
             seed = self.seed_for("initial weights")
             if seed is not None:
@@ -71,6 +76,11 @@ class Plan:
             self.algorithm.settle(
                 lot=self.lot, steps=self.steps, noise_multiplier=self.noise_multiplier, weights=weights
             )
+
+    def _choose_model(self) -> str:
+        """A linear layer for vectors of text, which a hidden layer would only bury in noise; else by the shape."""
+        text = isinstance(self.train, Table) and "text" in self.train.kinds.values()
+        return "linear" if text else models.choose(self.input_shape)
 
     # ---- how much noise ---------------------------------------------------------------------------------------------
 
@@ -125,11 +135,17 @@ class Plan:
         sigma = 10.0
         if epsilon is not None and prepared.needs_scales(self.train):
             sigma = noise_multiplier_for_share(epsilon, self.delta, settings.preprocessing_share)
+        self.metrics_noise: float | None = None
+        if settings.paid_metrics:
+            if epsilon is None:
+                raise ConfigurationError(f"{self.algorithm} is not private: there is no budget to pay metrics from")
+            self.metrics_noise = noise_multiplier_for_share(epsilon, self.delta, METRICS_SHARE)
         self.estimator = prepared.estimator_for(
             self.train,
             pca_noise_multiplier=settings.pca_noise_multiplier,
             pca_components=settings.pca_components,
             table_noise_multiplier=sigma,
+            missing=settings.missing,
             seed=self.seed_for("preprocessing"),
         )
 
@@ -159,8 +175,8 @@ class Plan:
 
     @property
     def events(self) -> tuple[Gaussian, ...]:
-        """What preprocessing releases."""
-        return prepared.planned_events(self.estimator, self.train)
+        """What preprocessing and paid metrics release."""
+        return (*prepared.planned_events(self.estimator, self.train), *held_out.planned(self.metrics_noise))
 
     def _event(self, noise_multiplier: float) -> Event:
         return PoissonGaussian(noise_multiplier, self.rate)
@@ -169,7 +185,7 @@ class Plan:
         return [(self._event(noise_multiplier), self.steps)]
 
     def beside(self) -> list[tuple[Event, int]]:
-        """What shares `epsilon` with the training: preprocessing, and what a ledger that was given holds already."""
+        """What shares `epsilon` with the training: preprocessing, paid metrics, and what a ledger that was given holds already."""
         spent = [] if self.ledger is None or self.account.of_run else list(self.ledger.composition())
         return [*spent, *((event, 1) for event in self.events)]
 
@@ -202,6 +218,24 @@ class Plan:
         numbers = f"the number of rows: N = {len(self.train):,} to train on, {len(self.test):,} held out"
         return (numbers, *self.train.public)
 
+    @property
+    def undeclared(self) -> tuple[str, ...]:
+        """What was read off private rows and counts as public: kinds of columns, and classes."""
+        if not self.own_data:
+            return ()
+        found = []
+        if not self.settings.classes and self.train.classes:
+            found.append(f"classes: {listed(self.train.classes)}")
+        if isinstance(self.train, Table):
+            kinds = {name: kind for name, kind in self.train.kinds.items() if name not in self.train.declared.kinds}
+            found += [f"column {name}: {kind}" for name, kind in kinds.items()]
+        return tuple(found)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What looks wrong about the data, for the user's eyes (`adadp.data.doubts`)."""
+        return self.train.doubts if isinstance(self.train, Table) else ()
+
     # ---- what it looks like -----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
@@ -226,10 +260,35 @@ class Plan:
         }
 
 
+OF_OWN_DATA = (
+    "dataset_name", "label", "classes", "drop_other_labels", "test", "test_fraction", "number", "category", "text", "date", "ignore",
+    "decimal_comma", "target_range",
+)  # fmt: skip
+"""Settings that say how data of one's own is to be read."""
+
+
+def read_options(settings: Settings) -> dict[str, Any]:
+    """How data of the user's own is read: options of `data.read`."""
+    return {
+        "label": settings.label,
+        "classes": settings.classes or None,
+        "drop_other_labels": settings.drop_other_labels,
+        "number": settings.number,
+        "category": settings.category,
+        "text": settings.text,
+        "date": settings.date,
+        "ignore": settings.ignore,
+        "target": parse_range(settings.target_range),
+        "decimal_comma": settings.decimal_comma,
+        "missing": settings.missing,
+        "size": parse_image_size(settings.image_size),
+    }
+
+
 def read(settings: Settings) -> HeldOut:
     """The data that the settings name, with its held-out part."""
     if settings.dataset in data.NAMES:
-        for name in ("dataset_name", "label", "classes", "drop_other_labels", "test", "test_fraction"):
+        for name in OF_OWN_DATA:
             if getattr(settings, name) not in (None, (), False):
                 raise ConfigurationError(f"{name} goes with data of your own: {settings.dataset} has a split")
         return HeldOut(
@@ -243,15 +302,10 @@ def read(settings: Settings) -> HeldOut:
         )
     return data.read_held_out(
         settings.dataset,
-        label=settings.label,
-        classes=settings.classes or None,
-        drop_other_labels=settings.drop_other_labels,
         test=settings.test,
         test_fraction=settings.test_fraction,
         seed=derived(settings.seed, "split"),
-        text=settings.text,
-        missing=settings.missing,
-        size=parse_image_size(settings.image_size),
+        **read_options(settings),
     )
 
 

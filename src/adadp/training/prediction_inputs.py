@@ -39,10 +39,11 @@ def read(path: str | Path, run: FinishedRun) -> Dataset | Table:
 def _table(source: Path, run: FinishedRun) -> Table:
     if source.suffix.lower() not in _TABLES:
         raise DataError(f"{source}: this run was trained on a table; its rows come in {', '.join(_TABLES)}")
-    columns = read_columns(source, list(run.config["text"]))
-    flat = flattened(source, columns)
+    kinds = run.config.get("kinds") or dict.fromkeys(run.config["category"], "category")
+    flat = flattened(source, read_columns(source, kinds, decimal_comma=run.config.get("decimal_comma", False)))
     rows = len(next(iter(flat.values()))) if flat else 0
-    return Table(source.stem, flat, torch.zeros(rows, dtype=torch.int64), run.classes)
+    labels = torch.zeros(rows, dtype=torch.int64)
+    return Table(source.stem, flat, labels, run.classes, kinds=flat.kinds, target=run.target)
 
 
 def _arrays(source: Path) -> np.ndarray[Any, Any]:

@@ -30,13 +30,24 @@ def estimator_for(
     pca_noise_multiplier: float | None,
     pca_components: int,
     table_noise_multiplier: float,
+    missing: bool = False,
     seed: int | None,
 ) -> Estimator | None:
     """What has to be fitted before training: DP-PCA for images if asked for, private scales for tables."""
     if isinstance(data, Table):
         if pca_noise_multiplier is not None:
             raise ConfigurationError(f"DP-PCA is for images and {data.name} is a table: leave pca_noise_multiplier out")
-        return preprocessing.TablePreprocessor(table_noise_multiplier, random_state=seed)
+        found = preprocessing.TablePreprocessor(
+            table_noise_multiplier,
+            categories=data.declared.values,
+            ranges={name: ends for name, ends in data.declared.ranges.items() if name in data.columns},
+            text=[name for name, kind in data.kinds.items() if kind == "text"],
+            dates=[name for name, kind in data.kinds.items() if kind == "date"],
+            missing=missing,
+            random_state=seed,
+        )
+        found.width(data.columns)  # what it cannot take is refused here, before any data is touched
+        return found
     if pca_noise_multiplier is None:
         return None
     Gaussian(pca_noise_multiplier)  # refused here, before any data is touched
@@ -48,9 +59,9 @@ def estimator_for(
 
 
 def needs_scales(data: Dataset | Table) -> bool:
-    """Whether fitting will release anything for this table: text and flags alone cost nothing."""
+    """Whether fitting will release anything for this table: only numbers without declared ranges cost something."""
     return isinstance(data, Table) and any(
-        preprocessing.kind_of(column) == "number" for column in data.columns.values()
+        kind in ("number", "date") and name not in data.declared.ranges for name, kind in data.kinds.items()
     )
 
 
@@ -60,9 +71,8 @@ def planned_events(estimator: Estimator | None, data: Dataset | Table) -> tuple[
         return ()
     if isinstance(estimator, preprocessing.DPPCA):
         return (Gaussian(estimator.noise_multiplier),)
-    if isinstance(estimator, preprocessing.TablePreprocessor) and needs_scales(data):
-        return preprocessing.DPStandardScaler(estimator.noise_multiplier).planned_events()
-    return ()
+    assert isinstance(data, Table)
+    return estimator.planned_events(data.columns)
 
 
 def shape_of(data: Dataset | Table, estimator: Estimator | None) -> tuple[int, ...]:
@@ -70,8 +80,7 @@ def shape_of(data: Dataset | Table, estimator: Estimator | None) -> tuple[int, .
     if isinstance(data, Dataset):
         return data.input_shape if estimator is None else (estimator.n_components,)
     assert isinstance(estimator, preprocessing.TablePreprocessor)
-    kinds = [preprocessing.kind_of(column) for column in data.columns.values()]
-    return (sum(estimator.buckets if kind == "text" else 1 for kind in kinds),)
+    return (estimator.width(data.columns),)
 
 
 def raw(data: Dataset | Table) -> object:
@@ -104,16 +113,34 @@ def probes_for(data: Dataset | Table, estimator: Estimator | None) -> InputMaker
 
 
 class _TableRows:
-    """Rows as a fitted table preprocessor makes them: numbers of deviation 1, flags by coin, one bucket a word."""
+    """Rows as a fitted table preprocessor makes them, of made cells.
+
+    Numbers have deviation 1, flags are tossed, each category is one bucket, and a text is made of random words.
+    """
 
     def __init__(self, table: TablePreprocessor) -> None:
-        self.numbers, self.flags = len(table.numeric_), len(table.flags_)
-        self.words = [len(values) for values in table.one_hot_.categories] + [table.buckets] * len(table.text_)
+        self._table = table
+        self._numbers = len(table.numeric_) + len(table.ranged_)
+        self._categories = [len(values) for values in table.one_hot_.categories]
+        self._categories += [table.buckets] * len(table.categories_)
 
     def __call__(self, count: int, generator: torch.Generator) -> Tensor:
-        parts = [torch.randn(count, self.numbers, generator=generator)]
-        parts.append(torch.randint(2, (count, self.flags), generator=generator).float())
-        for size in self.words:
+        table = self._table
+        parts = [torch.randn(count, self._numbers, generator=generator)]
+        if table.missing:
+            parts.append((torch.rand(count, self._numbers, generator=generator) < 0.1).float())
+        parts.append(torch.randint(2, (count, len(table.flags_)), generator=generator).float())
+        for _ in table.dates_:
+            turns = torch.rand(count, 3, generator=generator) * (2 * torch.pi)
+            parts.append(torch.cat([turns.sin(), turns.cos()], 1))
+        for size in self._categories:
             drawn = torch.randint(size, (count,), generator=generator)
             parts.append(torch.nn.functional.one_hot(drawn, size).float())
+        if table.free_text_ is not None:
+            made = [table.free_text_.of_made_texts(count, _seed(generator)) for _ in table.text_]
+            parts += [torch.from_numpy(one) * preprocessing.TEXT_LENGTH for one in made]
         return torch.cat(parts, 1)
+
+
+def _seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=generator))

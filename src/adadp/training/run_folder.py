@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -29,8 +28,9 @@ from adadp import models, preprocessing
 from adadp.accounting.guarantee import Guarantee
 from adadp.data import Dataset, Table
 from adadp.errors import ConfigurationError
+from adadp.training.held_out import outputs_of
 from adadp.training.preparation import Estimator, rows
-from adadp.training.settings import parse_image_size
+from adadp.training.settings import parse_image_size, parse_range
 
 CONFIG, WEIGHTS, FITTED = "config.json", "model.safetensors", "preprocessing.safetensors"
 
@@ -93,22 +93,18 @@ class FinishedRun:
         """The names of the classes, by number."""
         return tuple(self.config["classes"])
 
+    @property
+    def target(self) -> tuple[float, float] | None:
+        """Lowest and highest value of the number that is predicted; None for classes."""
+        return parse_range(self.config.get("target_range"))
+
+    def outputs(self, data: Dataset | Table) -> Tensor:
+        """The model's outputs on each example, through the run's own preprocessing: (n, classes), or (n, 1)."""
+        return outputs_of(self.model, rows(data, self.estimator))
+
     def predict(self, data: Dataset | Table) -> Tensor:
-        """The number of the class of each example, through the run's own preprocessing."""
-        return predictions(self.model, rows(data, self.estimator))
-
-
-@torch.no_grad()
-def predictions(model: nn.Module, inputs: Tensor, batch: int = 2048) -> Tensor:
-    """The class of the largest logit of each row, on the CPU; the model is left in the mode in which it was."""
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    try:
-        parts = [model(part.to(device)).argmax(1).cpu() for part in torch.split(inputs, batch)]
-    finally:
-        model.train(training)
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+        """The number of the class of each example."""
+        return self.outputs(data).argmax(1)
 
 
 def read(path: str | Path) -> FinishedRun:
@@ -117,7 +113,7 @@ def read(path: str | Path) -> FinishedRun:
     if not (folder / CONFIG).is_file():
         raise ConfigurationError(f"{folder} is not the folder of a finished run: it has no {CONFIG}")
     try:
-        config = _checked(json.loads((folder / CONFIG).read_text()))
+        config = _upgraded(_checked(json.loads((folder / CONFIG).read_text())))
         if "sha256" in config and config["sha256"] != _digests(folder):  # folders of version 0.2 have none
             raise ValueError(f"{WEIGHTS} or {FITTED} is damaged, or is not the file that was written with {CONFIG}")
         model = _model(config, load_file(folder / WEIGHTS))
@@ -182,3 +178,8 @@ def _sizes(value: Any) -> bool:
 
 def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _upgraded(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` with what an older version did not write; it called categories text."""
+    return config if "category" in config else {**config, "category": config["text"], "text": []}

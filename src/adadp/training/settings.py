@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,10 @@ class Settings:
     "settings" in files.
 
     `classes` declares the class names of data of your own; without it those that occur are public by your use of the
-    data. `drop_other_labels` leaves out rows of other labels, which are refused otherwise.
+    data. `drop_other_labels` leaves out rows of other labels, which are refused otherwise. `number`, `category`,
+    `text`, `date` and `ignore` declare what columns hold (`adadp.data.columns.declare`); kinds of others are public.
+    With `paid_metrics`, figures on held-out rows are released with noise and charged. `task` "regression" predicts a
+    number, whose lowest and highest value `target_range` declares ("0..100").
 
     Runs on a file or folder of your own are charged to one ledger beside it, `epsilon` is then for the run alone and
     `budget` for all of them together. With a `ledger` of another place, `epsilon` is for everything in it.
@@ -36,7 +40,14 @@ class Settings:
     drop_other_labels: bool = False
     test: str | None = None
     test_fraction: float | None = None
+    task: str | None = None
+    target_range: str | None = None
+    number: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
+    date: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    decimal_comma: bool = False
     missing: bool = False
     image_size: str | None = None
     data_dir: str | None = None
@@ -59,6 +70,7 @@ class Settings:
     pca_noise_multiplier: float | None = None
     pca_components: int = 60
     preprocessing_share: float = 0.1
+    paid_metrics: bool = False
     microbatch: int | None = None
     evaluations: int = 10
     device: str = "auto"
@@ -79,6 +91,14 @@ class Settings:
             raise ConfigurationError(f"epochs must be a finite number above 0, not {self.epochs!r}")
         if self.seed is not None and self.seed < 0:
             raise ConfigurationError(f"seed must not be negative, not {self.seed!r}")
+        if self.task not in (None, "classes", "regression"):
+            raise ConfigurationError(f"task must be classes or regression, not {self.task!r}")
+        if (self.task == "regression") != (self.target_range is not None):
+            raise ConfigurationError(
+                "task regression and target_range go together: declare the lowest and the highest value of the number "
+                "to predict (--task regression --target-range 0..100). Taken from the data they would show who is in it"
+            )
+        parse_range(self.target_range)
         if self.delta is not None and not 0 < self.delta < 1:
             raise ConfigurationError(f"delta must be above 0 and below 1, not {self.delta!r}")
 
@@ -89,7 +109,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        values = {**asdict(self), "text": list(self.text), "classes": list(self.classes)}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {_in_files(name): value for name, value in values.items()}
 
 
@@ -132,6 +152,19 @@ def parse_image_size(text: str | None) -> tuple[int, int] | None:
     if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigurationError(f"image_size must look like 28x28 (height x width), not {text!r}")
     return int(parts[0]), int(parts[1])
+
+
+def parse_range(text: str | None) -> tuple[float, float] | None:
+    """(low, high) from "0..100"."""
+    if text is None:
+        return None
+    try:
+        low, high = (float(end) for end in text.split(".."))
+    except ValueError:
+        low, high = math.nan, math.nan
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigurationError(f"target_range must look like 0..100, from a number to a larger one, not {text!r}")
+    return low, high
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:

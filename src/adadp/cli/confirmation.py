@@ -1,0 +1,69 @@
+"""What is public about data of the user's own, shown and confirmed before anything is spent."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from adadp.cli.messages import warn
+from adadp.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from adadp.training.planning import Plan
+
+
+def confirm(plan: Plan, *, yes: bool, quiet: bool) -> None:
+    """Show what counts as public and what looks wrong, and have what was not declared confirmed.
+
+    Args:
+        plan: of the run.
+        yes: it is confirmed already (`--yes`).
+        quiet: standard output is for JSON alone.
+
+    Raises:
+        ConfigurationError: something was read off private rows, and nobody is there to confirm it; or somebody said no.
+
+    """
+    if not plan.own_data:
+        return
+    for line in _public(plan):
+        typer.echo(line, err=quiet)
+    for doubt in plan.doubts:
+        warn(doubt)
+    if yes or not plan.undeclared:
+        return
+    question = (
+        "These were read off the rows, so one person's value can change them, and no epsilon covers that: "
+        + "; ".join(plan.undeclared)
+    )
+    way_out = "declare them (--classes, --number, --category, --text, --date, --ignore), or confirm them with --yes"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigurationError(f"{question}. Nothing was spent: {way_out}")
+    typer.echo(f"{question}.", err=True)
+    if not typer.confirm("Do they count as public?", err=True):
+        raise ConfigurationError(f"nothing was spent: {way_out}")
+
+
+def _public(plan: Plan) -> list[str]:
+    from adadp.data import Table
+    from adadp.data.labels import listed
+
+    rows = f"N = {len(plan.train):,} rows to train on, {len(plan.test):,} held out"
+    if not plan.train.classes:
+        assert isinstance(plan.train, Table)
+        low, high = plan.train.target or (0.0, 0.0)
+        lines = [f"public by your use of this data: {rows}; a number in {low:g}..{high:g} is predicted"]
+    else:
+        how = "declared classes" if plan.settings.classes else "classes"
+        lines = [f"public by your use of this data: {rows}; {how}: {listed(plan.train.classes)}"]
+    if isinstance(plan.train, Table):
+        declared = plan.train.declared
+        kinds = [
+            f"{name} {kind}{' (declared)' if name in declared.kinds else ''}" for name, kind in plan.train.kinds.items()
+        ]
+        lines.append(
+            "columns: " + ", ".join(kinds[:40]) + (f", ... ({len(kinds):,} in all)" if len(kinds) > 40 else "")
+        )
+    return lines

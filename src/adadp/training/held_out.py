@@ -1,0 +1,102 @@
+"""What a run says of its held-out rows: exact figures for the curator's eyes, or noised ones that are paid for.
+
+Held-out rows are private rows too. Exact figures on them are not covered by the guarantee and not for publication.
+With `paid_metrics` the counts are released with noise, charged to the same ledger, and what follows from them is
+covered; nothing exact is computed then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from adadp.accounting.events import Gaussian
+from adadp.data import Dataset, Table
+from adadp.preprocessing.release import Charges, release
+from adadp.training.metrics import Metrics, confusion, of_classes, of_confusion, of_numbers
+
+COVERED = (
+    "figures on held-out rows are computed from counts that were released with noise: they are covered by the guarantee"
+)
+
+
+def exact(data: Dataset | Table, outputs: Tensor) -> Metrics:
+    """Metrics of a model's outputs on the rows of `data`, (n, classes) logits or (n, 1) numbers in [-1, 1]."""
+    if isinstance(data, Table) and data.target is not None:
+        predicted = data.in_units(outputs.squeeze(1).clamp(-1, 1)).numpy()
+        return of_numbers(predicted, data.in_units(data.labels).numpy())
+    return of_classes(torch.softmax(outputs.double(), 1).numpy(), data.labels.numpy(), data.classes)
+
+
+def paid(
+    data: Dataset | Table, outputs: Tensor, noise_multiplier: float, *, seed: int | None, ledger: Charges
+) -> Metrics:
+    """Metrics from a noised release of counts.
+
+    Guarantee:
+        One `Gaussian(noise_multiplier)` event, charged before the release. Adding or removing a held-out row moves one
+        count by 1; or, where a number is predicted, a count by 1 and three sums of errors, in units of the declared
+        range, by at most 1, 1 and 1/2: 1.81 in L2 norm, for which 2 is taken.
+
+    """
+    if isinstance(data, Table) and data.target is not None:
+        return _paid_numbers(data, outputs, noise_multiplier, seed, ledger)
+    predicted = outputs.argmax(1).numpy()
+    counts = confusion(predicted, data.labels.numpy(), len(data.classes))
+    noised, _ = release(
+        counts, sensitivity=1.0, noise_multiplier=noise_multiplier, random_state=seed, purpose="held-out", ledger=ledger
+    )
+    return of_confusion(noised, data.classes, noise_multiplier * math.sqrt(len(data.classes)))
+
+
+def _paid_numbers(data: Table, outputs: Tensor, sigma: float, seed: int | None, ledger: Charges) -> Metrics:
+    assert data.target is not None
+    low, high = data.target
+    errors = ((outputs.squeeze(1).double().clamp(-1, 1) - data.labels.double()).abs() / 2).numpy()  # of the range
+    middle = np.abs(data.labels.double().numpy()) / 2  # of always naming the middle of the range, which is public
+    sums = np.array([len(errors), errors.sum(), (errors**2).sum(), middle.sum()], dtype=np.float64)
+    noised, _ = release(
+        sums, sensitivity=2.0, noise_multiplier=sigma, random_state=seed, purpose="held-out", ledger=ledger
+    )
+    rows = max(float(noised[0]), 1.0)
+    mae, mse, constant = (max(float(value), 0.0) / rows for value in noised[1:])
+    values = {"mae": mae * (high - low), "rmse": math.sqrt(mse) * (high - low)}
+    learnt = constant - mae > 4 * 2 * sigma / rows
+    return Metrics(values, constant * (high - low), rows, {}, learnt)
+
+
+def planned(noise_multiplier: float | None) -> tuple[Gaussian, ...]:
+    """Return the events that `paid` will charge; none where it is not asked for."""
+    return () if noise_multiplier is None else (Gaussian(noise_multiplier),)
+
+
+def remark(metrics: Metrics, classes: Sequence[str]) -> str | None:
+    """What to say of a run that is no better than a constant guess; None for others."""
+    if metrics.learnt:
+        return None
+    if classes:
+        accuracy = metrics.values["accuracy"]
+        said = f"accuracy {accuracy:.1%}, and always naming the most frequent class is right in {metrics.baseline:.1%}"
+    else:
+        said = f"mean absolute error {metrics.values['mae']:.4g}, and a constant guess has {metrics.baseline:.4g}"
+    return (
+        f"this run learnt nothing that a constant guess does not know ({said}). Look at the kinds of the columns (is "
+        "one free text, or an id?), at the budget (epsilon, number of rows), and at the learning rate"
+    )
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, inputs: Tensor, batch: int = 2048) -> Tensor:
+    """The model's outputs on rows (n, ...), on the CPU; the model is left in the mode in which it was."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        parts = [model(part.to(device)).float().cpu() for part in torch.split(inputs, batch)]
+    finally:
+        model.train(training)
+    return torch.cat(parts) if parts else torch.empty(0, 1)

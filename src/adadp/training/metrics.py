@@ -1,0 +1,117 @@
+"""How good predictions are: on held-out rows, or from counts of them that carry noise.
+
+None of it is private by itself. `held_out.py` says what a run may show of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Figures by name, and what a constant guess reaches.
+
+    Attributes:
+        values: accuracy, balanced_accuracy, f1 and, from probabilities, auc (means over classes); or mae, rmse and r2.
+        baseline: the accuracy of always naming the most frequent class; or the mean absolute error of always naming the
+            median.
+        rows: how many were predicted (a noised count may be a fraction).
+        by_class: for each class how many rows, recall, precision and f1; empty where a number is predicted.
+        learnt: whether the predictions are better than the constant guess by more than chance makes them.
+
+    """
+
+    values: dict[str, float]
+    baseline: float
+    rows: float
+    by_class: dict[str, dict[str, float]]
+    learnt: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        kept = {"values": self.values, "baseline": self.baseline, "rows": self.rows, "learnt": self.learnt}
+        return {**kept, "by_class": self.by_class} if self.by_class else kept
+
+
+def confusion(predicted: npt.NDArray[np.int64], actual: npt.NDArray[np.int64], classes: int) -> Floats:
+    """Counts [actual, predicted]. One row more is one count more."""
+    counts = np.bincount(actual * classes + predicted, minlength=classes * classes)
+    return counts.reshape(classes, classes).astype(np.float64)
+
+
+def of_confusion(counts: Floats, names: Sequence[str], slack: float = 0.0) -> Metrics:
+    """Return the metrics that follow from counts [actual, predicted]; negative counts (of noise) are taken as 0.
+
+    Args:
+        counts: exact, or with noise.
+        names: of the classes.
+        slack: standard deviation that the noise gives the count of right predictions, for `learnt`.
+
+    """
+    counts = np.maximum(counts, 0)
+    rows = max(float(counts.sum()), 1.0)
+    right, actual, predicted = np.diag(counts), counts.sum(1), counts.sum(0)
+    recall = right / np.maximum(actual, 1e-12)
+    precision = right / np.maximum(predicted, 1e-12)
+    f1 = 2 * right / np.maximum(actual + predicted, 1e-12)
+    there = actual > 0
+    accuracy, baseline = float(right.sum() / rows), float(actual.max() / rows)
+    chance = math.sqrt(baseline * (1 - baseline) / rows + (slack / rows) ** 2)
+    by_class = {
+        name: {
+            "rows": float(actual[i]),
+            "recall": float(recall[i]),
+            "precision": float(precision[i]),
+            "f1": float(f1[i]),
+        }
+        for i, name in enumerate(names)
+    }
+    values = {
+        "accuracy": accuracy,
+        "balanced_accuracy": float(recall[there].mean()) if there.any() else 0.0,
+        "f1": float(f1[there].mean()) if there.any() else 0.0,
+    }
+    return Metrics(values, baseline, rows, by_class, accuracy > baseline + 2 * chance)
+
+
+def of_classes(probabilities: Floats, actual: npt.NDArray[np.int64], names: Sequence[str]) -> Metrics:
+    """Metrics of class probabilities [n, classes] against the classes, [n]."""
+    found = of_confusion(confusion(probabilities.argmax(1), actual, len(names)), names)
+    areas = [area for i in range(len(names)) if (area := auc(probabilities[:, i], actual == i)) is not None]
+    if areas:
+        found.values["auc"] = float(np.mean(areas[1:] if len(names) == 2 and len(areas) == 2 else areas))
+    return found
+
+
+def auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
+    """Probability that a positive row scores above a negative one, ties counting half; None without both."""
+    yes, no = int(positive.sum()), int((~positive).sum())
+    if not yes or not no:
+        return None
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (count.cumsum() - (count - 1) / 2)[place]
+    return float((ranks[positive].sum() - yes * (yes + 1) / 2) / (yes * no))
+
+
+def of_numbers(predicted: Floats, actual: Floats) -> Metrics:
+    """Metrics of predicted numbers [n] against the actual ones."""
+    errors = np.abs(predicted - actual)
+    constant = np.abs(actual - np.median(actual))
+    spread = float(((actual - actual.mean()) ** 2).mean())
+    values = {
+        "mae": float(errors.mean()),
+        "rmse": float(np.sqrt((errors**2).mean())),
+        "r2": float(1 - (errors**2).mean() / spread) if spread > 0 else 0.0,
+    }
+    gain = constant - errors
+    learnt = float(gain.mean()) > 2 * float(gain.std()) / math.sqrt(len(gain))
+    return Metrics(values, float(constant.mean()), float(len(actual)), {}, learnt)
