@@ -283,3 +283,93 @@ def test_bad_data_is_named() -> None:
     Path("tiny.csv").write_text("a,label\n" + "\n".join(f"{i},{i % 2}" for i in range(40)) + "\n")
     assert "lot must be in" in refused("train", "--dataset", "tiny.csv", "--lot", "100")
     assert "neither digits" in refused("train", "--dataset", "nowhere.csv")
+
+
+def write_texts(path: str, rows: int = 400) -> str:
+    words = {"tea": "green black hot cup drink leaf", "code": "compiler loop debug library function build"}
+    generator = np.random.default_rng(0)
+    lines = ["topic,text,price,seen"]
+    for _ in range(rows):
+        topic = ("tea", "code")[generator.integers(2)]
+        said = " ".join(generator.choice(words[topic].split(), 5))
+        price = 20 + 60 * (topic == "tea") + generator.normal(0, 5)
+        lines.append(f"{topic},{said},{price:.1f},2024-0{generator.integers(1, 9)}-11")
+    Path(path).write_text("\n".join(lines) + "\n")
+    return path
+
+
+TEXTS = ["--dataset", "t.csv", "--epsilon", "3", "--delta", "1e-3", "--steps", "60"]
+COLUMNS = ["--text", "text", "--number", "price=0..200", "--date", "seen=2024-01-01..2024-12-31"]
+
+
+def test_what_is_read_off_the_rows_is_confirmed_before_anything_is_spent() -> None:
+    write_texts("t.csv")
+    line = call("train", *TEXTS, "--label", "topic", "--text", "text")
+    assert line.exit_code == 2
+    assert "column price: number" in line.stderr
+    assert "classes: code, tea" in line.stderr
+    assert "--yes" in line.stderr
+    assert not Path("runs").exists()
+    assert not list(Path().glob("*.jsonl")), "nothing was spent"
+    declared = values("train", *TEXTS, "--label", "topic", *COLUMNS, "--classes", "tea,code", "--out", "run")
+    assert declared["gaussian"] == [], "declared ranges and text cost nothing"
+    assert declared["accuracy"] > 0.9
+    assert json.loads((Path("run") / "config.json").read_text())["built"] == "linear"
+    doubtful = call(
+        "train", *TEXTS, "--label", "topic", "--classes", "tea,code", "--date", "seen", "--yes", "--out", "b"
+    )
+    assert "--text text" in doubtful.stderr, "free text that is taken as a category is remarked on"
+
+
+def test_the_held_out_rows_can_be_had_again_and_a_changed_file_is_refused() -> None:
+    write_texts("t.csv")
+    found = values("train", *TEXTS, "--label", "topic", *COLUMNS, "--classes", "tea,code", "--out", "run")
+    again = values("evaluate", "run")
+    assert again["accuracy"] == found["accuracy"]
+    assert again["metrics"] == found["metrics"]
+    Path("new.csv").write_text(
+        "text,price,seen\nhot green tea leaf cup,80,2024-02-02\nbuild loop debug,20,2024-02-02\n"
+    )
+    new = values("predict", "run", "new.csv", "--probabilities")
+    assert new["predictions"] == ["tea", "code"]
+    assert new["probabilities"][0][new["classes"].index("tea")] > 0.5
+    assert call("predict", "run", "new.csv", "--probabilities").stdout.splitlines()[0] == "prediction\ttea\tcode"
+    Path("t.csv").write_text(Path("t.csv").read_text() + "tea,hot,70,2024-01-01\n")
+    assert "other rows than when the run was trained" in refused("evaluate", "run")
+
+
+def test_a_number_is_predicted() -> None:
+    write_texts("t.csv")
+    regression = ["--task", "regression", "--target-range", "0..100", "--label", "price"]
+    arguments = ["train", *TEXTS, *regression, "--text", "text", "--category", "topic=tea,code", "--ignore", "seen"]
+    found = values(*arguments, "--out", "run")
+    assert found["accuracy"] is None
+    assert found["metrics"]["values"]["mae"] < 0.5 * found["metrics"]["baseline"]
+    assert values("evaluate", "run")["metrics"] == found["metrics"]
+    Path("new.csv").write_text("text,topic\nhot green cup leaf cup,tea\n")
+    assert 50 < values("predict", "run", "new.csv")["predictions"][0] <= 100
+    said = call(*arguments).stdout
+    assert "mean absolute error" in said
+    assert "a number in 0..100 is predicted" in said
+    assert "go together" in refused("train", *TEXTS, "--task", "regression", "--label", "price")
+
+
+def test_paid_figures_are_in_the_budget() -> None:
+    write_texts("t.csv")
+    found = values(
+        "train", *TEXTS, "--label", "topic", *COLUMNS, "--classes", "tea,code", "--paid-metrics", "--out", "run"
+    )
+    assert len(found["gaussian"]) == 1
+    assert 2.9 < found["epsilon"] <= 3
+    assert "covered by the guarantee" in found["note"]
+    assert found["metrics"]["rows"] != round(found["metrics"]["rows"]), "a noised count"
+    along = [json.loads(line) for line in (Path("run") / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["accuracy"] is None for line in along), "nothing exact on the way"
+
+
+def test_a_run_that_learnt_nothing_says_so() -> None:
+    rows = "\n".join(f"{i % 7},{'ab'[i % 5 == 0]}" for i in range(300))
+    Path("t.csv").write_text(f"x,label\n{rows}\n")
+    found = values("train", "--dataset", "t.csv", "--epsilon", "0.1", "--delta", "1e-3", "--steps", "5", "--yes")
+    assert found["metrics"]["learnt"] is False
+    assert "learnt nothing" in found["warnings"][-1]

@@ -1,4 +1,4 @@
-"""What is public about data of the user's own, shown and confirmed before anything is spent."""
+"""What counts as public, what a ledger holds and what looks wrong: shown, and confirmed, before anything is spent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def confirm(plan: Plan, *, yes: bool, quiet: bool) -> None:
-    """Show what counts as public and what looks wrong, and have what was not declared confirmed.
+    """Show what counts as public, what was spent before and what looks wrong; have confirmed what was not declared.
 
     Args:
         plan: of the run.
@@ -26,9 +26,7 @@ def confirm(plan: Plan, *, yes: bool, quiet: bool) -> None:
         ConfigurationError: something was read off private rows, and nobody is there to confirm it; or somebody said no.
 
     """
-    if not plan.own_data:
-        return
-    for line in _public(plan):
+    for line in (*_public(plan), *plan.notices):
         typer.echo(line, err=quiet)
     for doubt in plan.doubts:
         warn(doubt)
@@ -47,9 +45,12 @@ def confirm(plan: Plan, *, yes: bool, quiet: bool) -> None:
 
 
 def _public(plan: Plan) -> list[str]:
+    """What counts as public about data of the user's own, a line each."""
     from adadp.data import Table
     from adadp.data.labels import listed
 
+    if not plan.own_data:
+        return []
     rows = f"N = {len(plan.train):,} rows to train on, {len(plan.test):,} held out"
     if not plan.train.classes:
         assert isinstance(plan.train, Table)

@@ -135,8 +135,6 @@ def train(
     warnings = warn_about_delta(plan.delta, len(plan.train)) if plan.algorithm.private else ()
     if not json_output:
         _print_plan(plan)
-    for notice in plan.notices:
-        typer.echo(notice, err=json_output)
     confirm(plan, yes=yes, quiet=json_output)  # before anything is spent
     for warning in warnings:
         warn(warning)

@@ -192,8 +192,8 @@ def _parquet_column(path: Path, name: str, values: Any, types: Any, declared: st
     if (numeric or types.is_boolean(kind)) and declared != "flag":
         return np.array([np.nan if v is None else float(v) for v in values.to_pylist()], dtype=np.float64), "number"
     raise DataError(
-        f"{path}: column {name!r} has type {kind}, and cannot be a {declared or 'column here'}; numbers, booleans, dates "
-        "and text can be used"
+        f"{path}: column {name!r} has type {kind}, and cannot be a {declared or 'column here'}; numbers, booleans, "
+        "dates and text can be used"
     )
 
 

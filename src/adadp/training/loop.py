@@ -301,6 +301,7 @@ class _Execution:
             {"metrics": "held-out counts", "neighbours": "add-or-remove-one"},
             seed=seed, budget=self._budget(), accountant=self.plan.accountant,
         ) as charged:  # fmt: skip
+            self.charged.append(charged.id)
             return held_out.paid(self.plan.test, outputs, sigma, seed=seed, ledger=charged)
 
     def _epsilon_so_far(self) -> float | None:

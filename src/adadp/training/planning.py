@@ -185,7 +185,7 @@ class Plan:
         return [(self._event(noise_multiplier), self.steps)]
 
     def beside(self) -> list[tuple[Event, int]]:
-        """What shares `epsilon` with the training: preprocessing, paid metrics, and what a ledger that was given holds already."""
+        """What shares `epsilon` with the training: the run's other releases, and what a ledger that was given holds."""
         spent = [] if self.ledger is None or self.account.of_run else list(self.ledger.composition())
         return [*spent, *((event, 1) for event in self.events)]
 
@@ -261,8 +261,8 @@ class Plan:
 
 
 OF_OWN_DATA = (
-    "dataset_name", "label", "classes", "drop_other_labels", "test", "test_fraction", "number", "category", "text", "date", "ignore",
-    "decimal_comma", "target_range",
+    "dataset_name", "label", "classes", "drop_other_labels", "test", "test_fraction", "target_range",
+    "number", "category", "text", "date", "ignore", "decimal_comma",
 )  # fmt: skip
 """Settings that say how data of one's own is to be read."""
 

@@ -1,0 +1,113 @@
+"""Figures on held-out rows: against scikit-learn's, and with noise that is paid for."""
+
+import numpy as np
+import pytest
+import torch
+
+from adadp.accounting.events import Gaussian
+from adadp.data import Table
+from adadp.training import held_out
+from adadp.training.metrics import auc, confusion, of_classes, of_confusion, of_numbers
+
+
+class Charged(list):
+    def charge(self, event):
+        self.append(event)
+
+
+def test_against_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    actual = rng.choice(4, 500, p=[0.5, 0.3, 0.15, 0.05])
+    scores = rng.random((500, 4)) + 0.6 * np.eye(4)[actual]
+    shares = scores / scores.sum(1, keepdims=True)
+    found, guess = of_classes(shares, actual, list("abcd")), shares.argmax(1)
+    assert found.values["accuracy"] == pytest.approx(metrics.accuracy_score(actual, guess))
+    assert found.values["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(actual, guess))
+    assert found.values["f1"] == pytest.approx(metrics.f1_score(actual, guess, average="macro"))
+    assert found.values["auc"] == pytest.approx(metrics.roc_auc_score(actual, shares, multi_class="ovr"))
+    assert found.baseline == pytest.approx(np.bincount(actual).max() / 500)
+    assert found.by_class["d"]["recall"] == pytest.approx(metrics.recall_score(actual, guess, average=None)[3])
+    two = rng.integers(0, 2, 300)
+    share = np.round(rng.random(300) * 0.7 + 0.3 * two, 1)  # ties
+    both = np.stack([1 - share, share], 1)
+    assert of_classes(both, two, ["n", "y"]).values["auc"] == pytest.approx(metrics.roc_auc_score(two, share))
+    assert auc(share, np.zeros(300, dtype=bool)) is None
+    numbers, guessed = rng.normal(size=200), rng.normal(size=200)
+    found = of_numbers(guessed, numbers)
+    assert found.values["r2"] == pytest.approx(metrics.r2_score(numbers, guessed))
+    assert found.values["mae"] == pytest.approx(metrics.mean_absolute_error(numbers, guessed))
+
+
+@pytest.mark.parametrize("names", [["a", "b"], [f"c{i}" for i in range(20)]])
+def test_a_constant_guess_learnt_nothing_and_a_right_one_did(names):
+    rng = np.random.default_rng(1)
+    actual = rng.choice(len(names), 400, p=np.linspace(1, 2, len(names)) / np.linspace(1, 2, len(names)).sum())
+    most = np.full(400, np.bincount(actual).argmax())
+    constant = of_confusion(confusion(most, actual, len(names)), names)
+    assert not constant.learnt
+    assert "learnt nothing" in held_out.remark(constant, names)
+    right = of_confusion(confusion(actual, actual, len(names)), names)
+    assert right.learnt
+    assert held_out.remark(right, names) is None
+
+
+def test_numbers_that_are_no_better_than_the_median_are_said():
+    actual = np.random.default_rng(2).normal(size=300)
+    assert not of_numbers(np.full(300, np.median(actual)), actual).learnt
+    assert of_numbers(actual + 0.1, actual).learnt
+    assert "constant guess" in held_out.remark(of_numbers(np.zeros(300), actual), ())
+
+
+def classes(labels):
+    return Table("t", {"x": np.zeros(len(labels))}, torch.tensor(labels), ("a", "b", "c"))
+
+
+def numbers(labels):
+    columns = {"x": np.zeros(len(labels))}
+    return Table("t", columns, torch.tensor(labels, dtype=torch.float32), (), target=(0.0, 10.0))
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_paid_figures_are_charged_and_one_row_moves_them_by_at_most_one_unit(monkeypatch, kind):
+    seen = []
+
+    def watch(statistic, *, sensitivity, noise_multiplier, random_state, purpose, ledger):
+        ledger.charge(Gaussian(noise_multiplier))
+        seen.append(statistic / sensitivity)
+        return statistic, None
+
+    monkeypatch.setattr(held_out, "release", watch)
+    generator = torch.Generator().manual_seed(3)
+    for trial in range(60):
+        ends = torch.tensor([-1.0, 1.0, 0.3])[torch.randint(3, (8,), generator=generator)]
+        labels = ends.tolist() if kind == "numbers" else torch.randint(3, (8,), generator=generator).tolist()
+        outputs = 50 * torch.randn(8, 1 if kind == "numbers" else 3, generator=generator)
+        charged = Charged()
+        make = numbers if kind == "numbers" else classes
+        whole = held_out.paid(make(labels), outputs, 5.0, seed=trial, ledger=charged)
+        held_out.paid(make(labels[:-1]), outputs[:-1], 5.0, seed=trial, ledger=charged)
+        assert charged == [Gaussian(5.0)] * 2
+        assert np.linalg.norm(seen[-2] - seen[-1]) <= 1 + 1e-9
+        assert whole.rows == 8
+
+
+def test_paid_figures_carry_noise_and_come_near_the_exact_ones():
+    generator = torch.Generator().manual_seed(4)
+    labels = torch.randint(3, (20_000,), generator=generator).tolist()
+    outputs = torch.nn.functional.one_hot(torch.tensor(labels), 3) * 2.0 + torch.randn(20_000, 3, generator=generator)
+    exact = held_out.exact(classes(labels), outputs)
+    noised = held_out.paid(classes(labels), outputs, 20.0, seed=None, ledger=Charged())
+    assert noised.values["accuracy"] != exact.values["accuracy"]
+    assert noised.values["accuracy"] == pytest.approx(exact.values["accuracy"], abs=0.02)
+    assert "auc" not in noised.values
+    one = held_out.paid(numbers([0.5] * 5000), torch.full((5000, 1), 0.1), 5.0, seed=None, ledger=Charged())
+    assert one.values["mae"] == pytest.approx(2.0, abs=0.1)
+
+
+def test_noise_alone_is_not_taken_for_learning():
+    labels = [0] * 150 + [1] * 100 + [2] * 50
+    outputs = torch.zeros(300, 3)
+    outputs[:, 0] = 1.0
+    learnt = [held_out.paid(classes(labels), outputs, 30.0, seed=s, ledger=Charged()).learnt for s in range(40)]
+    assert sum(learnt) <= 6
