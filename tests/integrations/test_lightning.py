@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import logging
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the extra `lightning` is not installed")
 
-from lightning.pytorch import callbacks  # noqa: E402
+from lightning.pytorch import callbacks, strategies  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from adadp import PrivacyEngine  # noqa: E402
@@ -26,6 +28,7 @@ from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, Un
 from adadp.gradients import Capture  # noqa: E402
 from adadp.integrations.lightning import Private  # noqa: E402
 from adadp.integrations.lightning.metrics import PrivateMetricWarning  # noqa: E402
+from adadp.integrations.lightning.refusals import refuse_trainer  # noqa: E402
 from adadp.testing import influence  # noqa: E402
 
 EXAMPLES, LOT = 96, 16  # six lots an epoch
@@ -259,7 +262,6 @@ REFUSED: dict[str, tuple[dict[str, Any], list[Any], type[Module], str]] = {
     "accumulation": ({"accumulate_grad_batches": 2}, [], Module, "batch_size the lot"),
     "clipping": ({"gradient_clip_val": 1.0}, [], Module, "max_grad_norm"),
     "float16": ({"precision": "16-true"}, [], Module, "bf16-mixed"),
-    "processes": ({"strategy": "ddp", "devices": 1}, [], Module, "devices=1"),
     "overfit": ({"overfit_batches": 2}, [], Module, "limit_train_batches"),
     "reloading": ({"reload_dataloaders_every_n_epochs": 1}, [], Module, "fit once for each"),
     "anomalies": ({"detect_anomaly": True}, [], Module, "not finite"),
@@ -297,6 +299,13 @@ def test_settings_are_refused_by_name_with_the_way_out(case: str) -> None:
         trainer(callback, *others, **settings).fit(module, datamodule=Data())
     assert callback.guarantee.sampling == "nothing"
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+def test_processes_that_this_one_starts_are_refused() -> None:
+    run = trainer(private())
+    run._accelerator_connector.strategy = strategies.DDPStrategy(start_method="spawn")
+    with pytest.raises(ConfigurationError, match="strategy='ddp'"):
+        refuse_trainer(run, made(), public_validation=False)
 
 
 def test_a_public_validation_set_may_decide() -> None:
@@ -484,3 +493,104 @@ def test_one_example_moves_a_release_by_its_bound_at_most(
     few = TensorDataset(INPUTS[:32], LABELS[:32])
     found = influence(through_the_trainer(kind, **settings), few, examples=["large"], among="own", lots=6)
     assert found.verdict == verdict, str(found)
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def straight(lots_and_epochs: int, **settings: Any) -> tuple[Module, Private]:
+    module, callback = made(), private(**settings)
+    trainer(callback, max_epochs=lots_and_epochs).fit(module, loader())
+    return module, callback
+
+
+class Interrupted(lightning.Callback):
+    """Training is broken off in the middle of an epoch, after this lot and its checkpoint."""
+
+    def __init__(self, lot: int) -> None:
+        self.lot = lot
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.lot:
+            trainer.save_checkpoint("at.ckpt")
+            raise RuntimeError("interrupted")
+
+
+@pytest.mark.parametrize("lot", [6, 8], ids=["between epochs", "within an epoch"])
+def test_a_resumed_fit_ends_in_the_same_weights_and_costs_the_same(
+    lot: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole, once = straight(3, ledger="whole.jsonl", dataset="d")
+    with pytest.raises(RuntimeError, match="interrupted"):
+        trainer(private(ledger="spent.jsonl", dataset="d"), Interrupted(lot), max_epochs=3).fit(made(), loader())
+    module, callback = Module(), private(ledger="spent.jsonl", dataset="d")  # as in another process, with other weights
+    run = trainer(callback, max_epochs=3)
+    run.fit(module, loader(), ckpt_path="at.ckpt")
+    assert run.global_step == 18
+    assert same(module, whole)
+    assert callback.guarantee.epsilon == once.guarantee.epsilon
+    assert "18 steps" in callback.guarantee.sampling
+
+
+def test_a_resumed_fit_keeps_the_plan_and_the_noise_of_its_target(tmp_path: Path) -> None:
+    def target(**settings: Any) -> Private:
+        return Private(target_epsilon=2.0, target_delta=1e-5, **settings)
+
+    first = target()
+    run = trainer(first, limit_train_batches=4)
+    run.fit(made(), loader())
+    run.save_checkpoint(tmp_path / "at.ckpt")
+    assert "8 steps" in first.guarantee.sampling
+    second = target()  # its ledger is in memory: what the first one's held comes with the checkpoint
+    run = trainer(second, limit_train_batches=4, max_epochs=3)
+    run.fit(Module(), loader(), ckpt_path=str(tmp_path / "at.ckpt"))
+    assert second.optimizer is not None
+    assert first.optimizer is not None
+    assert second.optimizer.noise_multiplier == first.optimizer.noise_multiplier
+    assert run.global_step == 8  # the plan is made, so the budget allows nothing more
+    assert second.guarantee.require() == first.guarantee.require() <= 2.0
+    with pytest.raises(ConfigurationError, match="noise multiplier"):
+        trainer(private()).fit(Module(), loader(), ckpt_path=str(tmp_path / "at.ckpt"))
+
+
+def test_one_callback_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    module, callback = straight(1, seed=None)
+    run = trainer(callback, max_epochs=1)
+    run.fit(module, loader())
+    run.save_checkpoint(tmp_path / "at.ckpt")
+    run = trainer(callback, max_epochs=2)
+    run.fit(module, loader(), ckpt_path=str(tmp_path / "at.ckpt"))
+    assert "18 steps" in callback.guarantee.sampling
+
+
+# ---- several processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_under_torchrun_make_the_run_of_one(tmp_path: Path) -> None:
+    here = Path(__file__)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(here), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    module, callback = made(), private(max_physical_batch_size=5)
+    trainer(callback).fit(module, loader())
+    assert first["epsilon"] == second["epsilon"] == callback.guarantee.require()
+    for name, value in module.state_dict().items():
+        assert torch.equal(first["weights"][name], second["weights"][name])
+        assert torch.allclose(first["weights"][name], value, atol=1e-5)  # sums are added up in another order
+
+
+def one_process(folder: Path) -> None:
+    """What each of the two does."""
+    module, callback = made(), private(max_physical_batch_size=5)
+    run = trainer(callback, strategy="ddp", devices=2)
+    run.fit(module, loader(), DataLoader(DATA, batch_size=40))
+    assert run.global_step == 12
+    found = {"weights": module.state_dict(), "epsilon": callback.guarantee.require()}
+    torch.save(found, folder / f"{run.global_rank}.pt")
+
+
+if __name__ == "__main__":
+    one_process(Path(sys.argv[1]))

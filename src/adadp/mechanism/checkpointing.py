@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
 from collections.abc import Mapping
@@ -103,7 +104,8 @@ class Checkpointing:
         """
         begun = self._state_of(self._private_optimizer(optimizer))
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in begun.tensors.items()}
-        return {"values": begun.values, "tensors": copies}
+        # Enumerations become the texts that they are: `torch.load(weights_only=True)` knows no class of ours.
+        return {"values": json.loads(json.dumps(begun.values)), "tensors": copies}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on, with the next `make_private`, from what `state_dict` returned: as `PrivacyEngine(resume=state)`.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adadp.accounting.accountants import get_accountant
+from adadp.accounting.budget import Budget
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.engine import PrivacyEngine
@@ -57,7 +58,7 @@ class Private(_Callback):  # type: ignore[misc]
         public_validation: declares that the validation set is public, so that metrics of it may decide which
             checkpoint is kept, when training ends and how the learning rate goes on.
         settings: the other arguments of `PrivacyEngine.make_private` (`max_grad_norm`, `clipping`,
-            `max_physical_batch_size`, `public_examples`, ...).
+            `max_physical_batch_size`, `public_examples`, ...). `steps` takes the place of the trainer's plan.
 
     Attributes:
         engine: the engine. One Private charges all calls of `fit` to its ledger.
@@ -98,6 +99,9 @@ class Private(_Callback):  # type: ignore[misc]
         self._noise_multiplier = noise_multiplier
         self._public_metrics, self._public_validation = tuple(public_metrics), public_validation
         self._settings = settings
+        self._declared: int | None = settings.pop("steps", None)
+        self._steps: int | None = None  # that the run which trains now has planned
+        self._saved: dict[str, Any] = {}  # of the checkpoint that the next fit goes on from
         self._metrics: TrainingMetrics | None = None
         self._loader: PrivateLoader | None = None
         self._source: Any = None  # of the train loader, as the user gave it
@@ -116,6 +120,22 @@ class Private(_Callback):  # type: ignore[misc]
         except AccountingError:
             return None
         return bound if self._target_epsilon is None else min(bound, self._target_epsilon)
+
+    # ---- a checkpoint carries the run ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning saves of this callback: the run's place, plan and ledger's record; no seed and no batch."""
+        if self.optimizer is None or self._loader is None or self._lot_is_out():
+            return {}  # nothing to go on with: what was spent goes with the optimizer's state
+        return {
+            "run": self.engine.state_dict(self.optimizer),
+            "noise_multiplier": self.optimizer.noise_multiplier,
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lightning gives back what it saved, before `fit` begins: `Trainer.fit(ckpt_path=...)`."""
+        self._saved = dict(state_dict)
 
     # ---- a fit begins and ends --------------------------------------------------------------------------------------
 
@@ -136,6 +156,7 @@ class Private(_Callback):  # type: ignore[misc]
         results = trainer.fit_loop.epoch_loop._results
         self._metrics = TrainingMetrics(results, self._public_metrics, lambda: step.trying)
         trainer.strategy.optimizers = [self.optimizer]
+        trainer.strategy.model = pl_module  # not in DistributedDataParallel: the engine adds up the processes' sums
         trainer.strategy.training_step = step.training_step
         trainer.precision_plugin.backward = step.backward
         trainer.fit_loop._data_source.instance = self._loader
@@ -148,17 +169,44 @@ class Private(_Callback):  # type: ignore[misc]
             "data_loader": given,
             **self._settings,
         }
-        if self._target_epsilon is None:
-            assert self._noise_multiplier is not None
-            _, optimizer, loader = self.engine.make_private(noise_multiplier=self._noise_multiplier, **arguments)
+        saved, self._saved = self._saved, {}
+        self._steps = self._declared
+        if saved:
+            self._go_on_from(saved)
+        elif self._target_epsilon is not None:
+            self._steps = self._declared or _planned_steps(trainer, given)
+            _, optimizer, loader = self.engine.make_private_with_epsilon(
+                target_epsilon=self._target_epsilon, target_delta=self._target_delta, steps=self._steps, **arguments
+            )
             return optimizer, loader
-        _, optimizer, loader = self.engine.make_private_with_epsilon(
-            target_epsilon=self._target_epsilon,
-            target_delta=self._target_delta,
-            steps=_planned_steps(trainer, given),
-            **arguments,
+        noise_multiplier = saved["noise_multiplier"] if saved else self._noise_multiplier
+        assert noise_multiplier is not None
+        _, optimizer, loader = self.engine.make_private(
+            noise_multiplier=noise_multiplier, steps=self._steps, **arguments
         )
         return optimizer, loader
+
+    def _go_on_from(self, saved: dict[str, Any]) -> None:
+        """Let the next run be the one that was saved, with its noise and its plan."""
+        if self._noise_multiplier is not None and self._noise_multiplier != saved["noise_multiplier"]:
+            raise ConfigurationError(
+                f"the run of this checkpoint has the noise multiplier {saved['noise_multiplier']:g}, and "
+                f"{self._noise_multiplier:g} was given. Go on with the same, or begin another run with its weights"
+            )
+        if self.optimizer is not None:  # this engine has made a run: a new one goes on with its ledger
+            self.engine = PrivacyEngine(
+                accountant=self.engine.accountant_name,
+                ledger=self.engine._open(),
+                seed=self.engine.seed,
+                strict=self.engine.strict,
+                secure_mode=self.engine._randomness.secure,
+                budget=self.engine.budget,
+            )
+        self.engine.load_state_dict(saved["run"])
+        self._steps = saved["steps"]
+        if self._target_epsilon is not None and self.engine.budget is None:
+            self.engine._open()  # before it has a budget: that would be one of the whole ledger
+            self.engine.budget = Budget(self._target_epsilon, self._target_delta)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the trainer back what was replaced; the private optimizer stays, so that checkpoints carry its cost."""
@@ -196,8 +244,7 @@ class Private(_Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Refuse an epoch that was broken off while a lot was out."""
         assert self._loader is not None
-        part = self._loader.current
-        if self._loader.stopped or part is None or part.of.state is State.RELEASED:
+        if self._loader.stopped or not self._lot_is_out():
             return
         self._loader.lots.note(reasons=["on_train_batch_start returned -1 for a batch: its lot was skipped"])
         raise TrainingLoopError(
@@ -205,6 +252,11 @@ class Private(_Callback):  # type: ignore[misc]
             "optimizer.step(). Where that depends on the batch, one example decides whether all others count. Use "
             "Trainer(limit_train_batches=...) for shorter epochs. The guarantee is none from here on."
         )
+
+    def _lot_is_out(self) -> bool:
+        assert self._loader is not None
+        part = self._loader.current
+        return part is not None and part.of.state not in (State.RELEASED, State.LEFT)
 
     def _stop(self, trainer: Any) -> None:
         """End training, whatever least number of steps was asked for. The last batch was no step."""

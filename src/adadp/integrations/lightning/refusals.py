@@ -79,10 +79,11 @@ def _settings(trainer: Any) -> Iterator[str]:
             f"Trainer(precision={trainer.precision!r}): loss scalers look for overflows in gradients that are not "
             f"private, and other formats were not tried. Use one of {', '.join(_PRECISIONS)}"
         )
-    if trainer.world_size > 1 or _is(trainer.strategy, "ParallelStrategy") or not _is(trainer.strategy, _ONE_DEVICE):
+    strategy = trainer.strategy
+    if not _is(strategy, "SingleDeviceStrategy") and getattr(strategy, "_start_method", None) != "popen":
         yield (
-            f"Trainer(strategy={type(trainer.strategy).__name__}, {trainer.world_size} processes): noise is added once "
-            "to one lot, which other processes' gradients would join without it. Use Trainer(devices=1)"
+            f"Trainer(strategy={type(strategy).__name__}): it splits the model, or starts its processes from this one. "
+            "Use one device, or strategy='ddp'"
         )
     if trainer.overfit_batches:
         yield "Trainer(overfit_batches=...) trains on the same examples again and again. Use limit_train_batches"
@@ -96,9 +97,6 @@ def _settings(trainer: Any) -> Iterator[str]:
             "Trainer(detect_anomaly=True) ends training because of one example's gradient. Examples whose gradients "
             "are not finite count for nothing by themselves"
         )
-
-
-_ONE_DEVICE = "SingleDeviceStrategy"
 
 
 def _callbacks(trainer: Any, public_validation: bool) -> Iterator[str]:
