@@ -115,6 +115,12 @@ SETUP = {
                 optimizer.backward(torch.nn.functional.cross_entropy(model(inputs), labels, reduction="none"))
                 optimizer.step()
     """,
+    "opacus.md": """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 10))
+        data_loader = DataLoader(TensorDataset(torch.rand(60, 1, 4, 4), torch.arange(60) % 10), batch_size=20)
+    """,
     "preprocessing.md": """
         import numpy as np
         from adadp import Ledger

@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader
 
 from adadp.accounting.accountants import covering_accountant, get_accountant
 from adadp.accounting.budget import Budget
-from adadp.accounting.events import Gaussian, Neighbours
+from adadp.accounting.events import Neighbours
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.run import Run
 from adadp.accounting.target_noise import noise_for_target
-from adadp.checks.assumptions import REFUSED, standing, untried_at_start, untried_before
+from adadp.checks.assumptions import REFUSED, against, standing, untried_at_start, untried_before
 from adadp.checks.frozen_norms import FrozenNorms
-from adadp.checks.setup import as_float, check_training, refuse_ungrouped
+from adadp.checks.setup import as_noise, check_training, refuse_ungrouped
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
 from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before
@@ -63,6 +63,10 @@ class PrivacyEngine(Checkpointing):
         ...train as ever...
         print(engine.guarantee(delta=1e-5))
     """
+
+    _optimizer_class: type[PrivateOptimizer] = PrivateOptimizer  # integrations give what they return other names
+    _loader_class: type[PrivateLoader] = PrivateLoader
+    _noise = staticmethod(as_noise)
 
     def __init__(
         self,
@@ -194,7 +198,7 @@ class PrivacyEngine(Checkpointing):
         called, module = module, uncompiled(module)
         together = self._join(called)
         # Everything that may be refused is refused before anything is changed.
-        sigma = Gaussian(as_float("noise_multiplier", noise_multiplier)).noise_multiplier
+        sigma = self._noise(noise_multiplier)
         chosen = clipping_of(clipping, max_grad_norm)
         grouping = grouping_of(unit, augmentations, data_loader)
         drawn = self._sampling(data_loader, sampling, poisson_sampling, grouping)
@@ -204,8 +208,7 @@ class PrivacyEngine(Checkpointing):
         chosen.check(name for name, _ in module.named_parameters())
         if normalize_clipping:
             chosen.norm_bound()  # which may refuse
-        exposed = ["expose_raw shows counts over private examples without noise"] if expose_raw else []
-        reasons = [*drawn.reasons, *chosen.reasons, *exposed]
+        reasons = [*drawn.reasons, *chosen.reasons, *against(expose_raw, sigma)]
         if reasons and self.budget is not None:
             raise NoGuaranteeError("a budget cannot be kept where the guarantee is none: " + "; ".join(reasons))
         check_parts(max_physical_batch_size, prefetch)
@@ -272,7 +275,7 @@ class PrivacyEngine(Checkpointing):
                 count_nonfinite=expose_raw,
                 agreement=together.agreement(run, module),
             )
-            loader = PrivateLoader(
+            loader = self._loader_class(
                 data_loader,
                 drawn,
                 randomness,
@@ -288,7 +291,7 @@ class PrivacyEngine(Checkpointing):
             self._abandoned.append(loader.lots.abandoned)
             mark_private(module, capture, self._open())
             note_serving(chosen)
-            private = PrivateOptimizer(
+            private = self._optimizer_class(
                 optimizer,
                 step,
                 loader,

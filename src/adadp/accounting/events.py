@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from adadp.errors import ConfigurationError
@@ -123,6 +123,18 @@ class Uncovered:
 
 CoveredEvent = Gaussian | PoissonGaussian | FixedSizeGaussian | RenyiBlock
 Event = CoveredEvent | Uncovered
+
+
+def with_noise(event: Event, noise_multiplier: float) -> Event:
+    """The same release with other noise. Raises `ConfigurationError` where that is none, or not the event's to have."""
+    _require_noise(noise_multiplier)
+    if isinstance(event, RenyiBlock):
+        raise ConfigurationError("a privacy filter's block has no noise multiplier of its own")
+    if isinstance(event, Uncovered):
+        claimed = None if event.claimed is None else replace(event.claimed, noise_multiplier=noise_multiplier)
+        return replace(event, claimed=claimed)
+    return replace(event, noise_multiplier=noise_multiplier)
+
 
 _KINDS: dict[str, type[Event]] = {
     "gaussian": Gaussian,

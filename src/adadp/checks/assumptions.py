@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from adadp.accounting.guarantee import PUBLIC_NUMBER
+from adadp.sampling.schemes import NO_NOISE
 from adadp.sampling.units import Units
 
 if TYPE_CHECKING:
@@ -64,3 +65,9 @@ def untried_before(waiting: Iterable[Sequence[str]]) -> list[str]:
     """
     given_up = any(not reason.startswith(REFUSED.format("")) for reasons in waiting for reason in reasons)
     return [_LEFT_BEFORE] if given_up else []
+
+
+def against(expose_raw: bool, noise_multiplier: float) -> list[str]:
+    """Why there is no guarantee for a run with these settings, whatever its clipping and sampling."""
+    shown = ["expose_raw shows counts over private examples without noise"] if expose_raw else []
+    return [*shown, *([] if noise_multiplier else [NO_NOISE])]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from adadp.accounting.events import Gaussian
 from adadp.checks.dataset_records import problems_of
 from adadp.checks.validation import check_module, check_optimizer
 from adadp.checks.weights import capture_of_private, private_part
@@ -46,6 +47,11 @@ def refuse_ungrouped(grouping: Grouping | None, size: int | None, *, plain_step:
             "unit= and augmentations= work in one process, and not under adadp.testing: several processes, and tests "
             "that take one row away, share lots out by rows. Train in one process; test the loop without them"
         )
+
+
+def as_noise(noise_multiplier: float) -> float:
+    """A noise multiplier above 0 as a float, or `ConfigurationError`."""
+    return Gaussian(as_float("noise_multiplier", noise_multiplier)).noise_multiplier
 
 
 def check_training(

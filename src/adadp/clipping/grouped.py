@@ -136,6 +136,11 @@ class PerLayer(Grouped):
             self._radius = positive("max_grad_norm", max_grad_norm)
             super().__init__({"": Flat(self._radius)})
 
+    @property
+    def max_grad_norm(self) -> float | None:
+        """C; None where each pattern has a radius of its own."""
+        return self._radius
+
     def _group_of(self, name: str) -> str:
         return super()._group_of(name) if self._radius is None else name.rpartition(".")[0]
 

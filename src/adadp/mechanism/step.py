@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adadp.accounting.events import Event
+from adadp.accounting.events import Event, with_noise
 from adadp.checks.notes import say_through_func
 from adadp.clipping.base import Clipping, count_lot, settings_of
 from adadp.clipping.early import before_pass
 from adadp.distributed.agreement import ALONE, Agreement
-from adadp.errors import TrainingLoopError
+from adadp.errors import ConfigurationError, TrainingLoopError
 from adadp.gradients import Capture, Gradients
 from adadp.gradients.capture.meetings import UnruledError
 from adadp.gradients.rounding import exact_arithmetic, refuse_unbounded_precision
@@ -89,6 +89,22 @@ class PrivateStep:
         self.trained: list[bool] = []  # by parameter: whether it was trained when the microbatch was handed out
         self._ready_for: Lot | None = None  # the lot that the clipping is ready for
         self.lots_begun = 0  # how many lots were worked on, replayed ones left out
+
+    def use_noise(self, noise_multiplier: float) -> None:
+        """Noise every lot from the next one on with this multiplier, and charge it for that.
+
+        Guarantee:
+            Each lot is charged for the noise that it gets. That the multipliers follow a plan made beforehand, and not
+            what was released or the data, is the caller's to see to.
+
+        Raises:
+            ConfigurationError: this kind of step, or what it is charged for, has no one noise multiplier.
+
+        """
+        if type(self) is not PrivateStep:
+            raise ConfigurationError(f"{type(self).__name__} plans its noise itself: it cannot be changed from outside")
+        self.event = with_noise(self.event, noise_multiplier)
+        self.noise_multiplier = noise_multiplier
 
     # ---- a lot is handed out, and the clipping prepares for it -------------------------------------------------------
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # commands that only account for lots do not wait for torch
     from adadp.randomness import Randomness, Stream
 
 
+NO_NOISE = "the noise multiplier is 0: sums over private examples are released as they are"
+"""Why there is no guarantee for a run that was made without noise, to look for a mistake."""
+
+
 class Sampling(ABC):
     """How lots of about `lot` of `examples` are drawn, and what a release on one of them costs.
 
@@ -72,7 +76,9 @@ class Sampling(ABC):
         """What one noised sum over a lot costs."""
 
     def event_despite(self, noise_multiplier: float, reasons: Sequence[str]) -> Event:
-        """As `event`, but uncovered where there are `reasons` why no proof holds."""
+        """As `event`, but uncovered where there are `reasons` why no proof holds (no noise at all is one)."""
+        if noise_multiplier == 0:
+            return Uncovered("; ".join(dict.fromkeys([*reasons, NO_NOISE])))
         event = self.event(noise_multiplier)
         if not reasons:
             return event
