@@ -103,14 +103,9 @@ class PrivacyEngine(Checkpointing):
                 "an engine that keeps a record of releases is not copied or pickled: the copy would forget them, or "
                 "charge them twice. Make a new engine with the same ledger file."
             )
-        fresh: dict[str, Any] = {
-            "_runs": [],
-            "_abandoned": [],
-            "_last": None,
-            "_numbers": itertools.count(),
-            "_private": [],
-        }
-        return {**vars(self), **fresh, "_randomness": copy.copy(self._randomness)}
+        fresh: dict[str, Any] = {"_runs": [], "_abandoned": [], "_private": [], "_last": None}
+        fresh |= {"_numbers": itertools.count(), "_randomness": copy.copy(self._randomness)}
+        return {**vars(self), **fresh}
 
     # ---- making things private ----------------------------------------------------------------------------------
 

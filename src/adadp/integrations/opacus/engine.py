@@ -217,7 +217,7 @@ class PrivacyEngine(_Engine):
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
-    def save_checkpoint(
+    def save_checkpoint(  # type: ignore[override] # Opacus' arguments
         self,
         *,
         path: Any,
@@ -231,7 +231,8 @@ class PrivacyEngine(_Engine):
     ) -> None:
         """Write weights, states and what they cost to one file, with the keys that Opacus uses.
 
-        Randomness is not in it: a run that goes on from the file draws other lots and noise.
+        A run that goes on from the file is a new one, which draws other lots and noise. To go on with the interrupted
+        one, save `state_dict()`, too, and give it to `PrivacyEngine(resume=...)` (docs/checkpoints.md).
         """
         states = {
             "module_state_dict": module.state_dict(**(module_state_dict_kwargs or {})),
@@ -241,7 +242,7 @@ class PrivacyEngine(_Engine):
         states |= {f"{name}_state_dict": part.state_dict() for name, part in parts.items() if part is not None}
         torch.save({**(checkpoint_dict or {}), **states}, path, **(torch_save_kwargs or {}))
 
-    def load_checkpoint(
+    def load_checkpoint(  # type: ignore[override] # Opacus' arguments
         self,
         *,
         path: Any,
