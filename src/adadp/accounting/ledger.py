@@ -213,8 +213,8 @@ class Ledger(ReadableLedger):
         """Hold the file for writing."""
         if self._chain is None:
             if not self._state.key:
-                self._records = [self._header()]
-                self._state.apply(self._records[0])
+                self._records = []
+                self._write(self._header())
             return
         if self._chain.locked:
             return

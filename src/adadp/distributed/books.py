@@ -33,7 +33,10 @@ class LedgerCopy(Ledger):
     def take(self, record: dict[str, Any]) -> None:
         """Keep a record that process 0 has written."""
         with self._mutex:
-            self._state.apply(record)
+            if record["kind"] == "ledger" and self._state.key:  # this copy needed a header before the file had one
+                self._state.key = bytes.fromhex(record["key"])
+            else:
+                self._state.apply(record)
 
     def follow(self, name: str) -> Run:
         """The run that process 0 has started, as this process counts it."""
