@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -472,6 +473,21 @@ def test_attributes_of_the_model() -> None:
     _, model, _, _ = made()
     model.remove_hooks()
     assert torch.is_tensor(model(torch.randn(3)))
+
+
+def test_a_wrapper_for_several_processes(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/here", rank=0, world_size=1)
+    try:
+        model = opacus.DifferentiallyPrivateDistributedDataParallel(mlp())
+        engine, model, optimizer, loader = made(model=model)
+        epoch(model, optimizer, loader)
+        assert engine.accountant.history == [(1.0, 0.25, 4)]
+        assert model._module is model
+        model.remove_hooks()
+        cross_entropy(model(torch.randn(2, 3)), torch.tensor([0, 1])).backward()
+        assert all(p.grad is not None for p in model.parameters())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_recurrent_layers_and_attention_are_torchs() -> None:

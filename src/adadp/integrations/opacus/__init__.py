@@ -14,7 +14,7 @@ none of this: `adadp.PrivacyEngine`, `make_private(max_physical_batch_size=...)`
 | `accountant`| what `engine.accountant` is, get_noise_multiplier                  |
 | `criterion` | the criterion of ghost clipping                                    |
 | `schedulers`| of the noise multiplier and of the clipping bound                  |
-| `layers`    | DPLSTM, DPGRU, DPRNN, their cells, DPMultiheadAttention            |
+| `layers`    | DPLSTM, DPGRU, DPRNN, their cells, DPMultiheadAttention, DDP       |
 | `module`    | ModuleValidator, register_grad_sampler, attributes of the model    |
 | `refused`   | names that can be imported, and say what to do when they are used  |
 """
@@ -26,6 +26,7 @@ from adadp.integrations.opacus.layers import (
     DPGRU,
     DPLSTM,
     DPRNN,
+    DifferentiallyPrivateDistributedDataParallel,
     DPGRUCell,
     DPLSTMCell,
     DPMultiheadAttention,
@@ -36,7 +37,6 @@ from adadp.integrations.opacus.module import ModuleValidator, register_grad_samp
 from adadp.integrations.opacus.notice import OpacusNotice
 from adadp.integrations.opacus.optimizer import DPOptimizer
 from adadp.integrations.opacus.refused import (
-    DifferentiallyPrivateDistributedDataParallel,
     DPLightningDataModule,
     DPPerLayerOptimizer,
     GaussianAccountant,

@@ -1,8 +1,8 @@
-"""Opacus' recurrent layers and attention: torch's own, which the engine has rules for.
+"""Opacus' recurrent layers, attention and wrapper for several processes: torch's own, which the engine knows.
 
-They have torch's arithmetic, names of parameters and state_dict. Opacus' DPLSTM, DPGRU, DPRNN and DPMultiheadAttention
-write the same state_dict, so weights go from one to the other. Opacus' cells do not: theirs are "ih.weight" and
-"hh.weight" where torch has "weight_ih" and "weight_hh".
+Layers have torch's arithmetic, names of parameters and state_dict. Opacus' DPLSTM, DPGRU, DPRNN and
+DPMultiheadAttention write the same state_dict, so weights go from one to the other. Opacus' cells do not: theirs are
+"ih.weight" and "hh.weight" where torch has "weight_ih" and "weight_hh".
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+#: torch's own: `make_private` switches its reduction off, and adds bounded sums up instead (docs/distributed.md).
+DifferentiallyPrivateDistributedDataParallel = DistributedDataParallel
 
 
 class DPLSTM(nn.LSTM):

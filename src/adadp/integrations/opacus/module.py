@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from adadp.checks.repair import fix
-from adadp.checks.validation import check_module, problems, uncompiled
+from adadp.checks.validation import check_module, problems
 from adadp.checks.weights import capture_of_private
+from adadp.distributed.wrapped import inside, switch_on, wrapper_of
 from adadp.errors import ConfigurationError
 from adadp.integrations.opacus.notice import say
 
@@ -72,6 +73,7 @@ def remove_hooks(module: nn.Module) -> None:
     capture = capture_of_private(module)
     if capture is not None:
         capture.detach()
+        switch_on(module)
 
 
 def to_standard_module(module: nn.Module) -> nn.Module:
@@ -98,10 +100,9 @@ _NAMES: dict[str, Callable[[nn.Module], Any]] = {
 
 def name_as_opacus_does(module: nn.Module) -> None:
     """Give a model the attributes that Opacus' wrapper has, unless it has its own by these names."""
-    module = uncompiled(module)
-    if not hasattr(module, "_module"):
+    for part in (inside(module), wrapper_of(module)):
+        if part is None:
+            continue
         # Not through nn.Module's own __setattr__: the model is not a part of itself.
-        vars(module)["_module"] = module
-    for name, function in _NAMES.items():
-        if not hasattr(module, name):
-            vars(module)[name] = partial(function, module)  # which copies and pickles with the module
+        names = {"_module": part, **{name: partial(function, part) for name, function in _NAMES.items()}}
+        vars(part).update({name: value for name, value in names.items() if not hasattr(part, name)})

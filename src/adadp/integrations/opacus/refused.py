@@ -24,10 +24,9 @@ _WRAPPER = "make_private watches the model that it is given, and needs no wrappe
 _ACCOUNTANT = "PrivacyEngine has its ledger, and engine.accountant shows it. For numbers alone: adadp.accounting"
 _FIXER = "change the layer yourself before make_private. ModuleValidator.fix is adadp.fix"
 
-DifferentiallyPrivateDistributedDataParallel = Refused(
-    "DifferentiallyPrivateDistributedDataParallel", "give make_private the model itself, in one process"
+DPLightningDataModule = Refused(
+    "DPLightningDataModule", "adadp.integrations.lightning.Private makes Lightning's Trainer private"
 )
-DPLightningDataModule = Refused("DPLightningDataModule", "train with an ordinary loop over the private loader")
 DPPerLayerOptimizer = Refused("DPPerLayerOptimizer", 'make_private(clipping="per_layer") makes the optimizer')
 GradSampleModule = Refused("GradSampleModule", _WRAPPER)
 wrap_model = Refused("wrap_model", _WRAPPER)
