@@ -25,9 +25,10 @@ from adadp.gradients.forms.per_example import PerExample
 from adadp.gradients.forms.segments import Segments
 from adadp.mechanism.observation import Observer, Unnoised
 from adadp.mechanism.sums import NoisedSums
+from adadp.persons import key_of
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Microbatch
-from adadp.sampling.units import Grouping, key_of
+from adadp.sampling.units import Grouping
 
 SIGMA, BOUND = 1.0, 0.5
 
@@ -310,7 +311,7 @@ def test_noise_for_a_target_is_that_for_persons() -> None:
     ("options", "match"),
     [
         ({"unit": [1, 2]}, "2 ids, but the dataset has 30 rows"),
-        ({"unit": "patient"}, "one id for each row"),
+        ({"unit": "patient"}, "one for each row"),
         ({"unit": np.zeros((30, 2))}, "shape"),
         ({"unit": [0] * 30}, "counts persons"),
         ({"unit": range(30), "max_physical_batch_size": 4}, "no room for the 8 rows"),

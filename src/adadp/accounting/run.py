@@ -18,6 +18,7 @@ from adadp.accounting.events import Event
 from adadp.accounting.planned import as_planned, dearest, is_step, steps_in
 from adadp.accounting.remarks import Remarks
 from adadp.accounting.shared import Limits
+from adadp.accounting.spending import DEFAULT_UNIT
 from adadp.errors import BudgetExhaustedError, ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ class Run:
         if self._closed:
             return LedgerError(f"{self.id} is closed: start another run to release more")
         return LedgerError(f"{self.id} belongs to another process: only the one that started it may charge")
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy that its plan declared."""
+        return self._ledger._state.runs[self.id].unit or DEFAULT_UNIT
 
     def charged(self) -> dict[Event, int]:
         """How often each event was charged by this run."""

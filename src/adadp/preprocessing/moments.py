@@ -1,12 +1,15 @@
 """The bounded statistics behind private standardisation, without their noise.
 
 Each is a sum over rows of a function of one row, so adding or removing a row moves it by that row's
-contribution. Cells that are NaN contribute nothing; infinite cells are treated as a number beyond any bound.
+contribution. `weights` [n] multiply the contributions: where those of a person's rows add up to at most 1, all of the
+person's rows together move the sum by no more than one row does (the triangle inequality). Cells that are NaN
+contribute nothing; infinite cells are treated as a number beyond any bound.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +32,7 @@ def histogram_sensitivity(columns: int) -> float:
     return math.sqrt(columns)
 
 
-def signed_histogram(rows: Array, centre: Array) -> Array:
+def signed_histogram(rows: Array, centre: Array, weights: Array | None = None) -> Array:
     """Count, for each column, x - centre by sign and power of two: shape (d, bins).
 
     `centre`, shape (d,), is public or already released. A cell adds 1 to one bin of its column (a NaN to
@@ -47,7 +50,9 @@ def signed_histogram(rows: Array, centre: Array) -> Array:
     step = exponent.astype(np.int64) - int(EXPONENTS[0]) + 1
     step = np.where((values == 0) | (step < 1), 0, step)
     index = ZERO_BIN + np.where(values < 0, -step, step) + np.arange(columns) * bins
-    counts = np.bincount(index[~np.isnan(rows)], minlength=columns * bins)
+    there = ~np.isnan(rows)
+    each = None if weights is None else np.broadcast_to(weights[:, None], rows.shape)[there]
+    counts = np.bincount(index[there], each, minlength=columns * bins)
     return counts.astype(np.float64).reshape(columns, bins)
 
 
@@ -56,13 +61,13 @@ def mean_sensitivity(columns: int) -> float:
     return math.sqrt(1.25 * columns)
 
 
-def bounded_sums(rows: Array, centre: Array, bound: Array) -> Array:
+def bounded_sums(rows: Array, centre: Array, bound: Array, weights: Array | None = None) -> Array:
     """Sums over rows of u and of 1/2, for u = clip((x - centre) / bound, -1, 1): shape (2, d).
 
     A cell adds a vector of squared norm u^2 + 1/4 <= 5/4, so a row adds at most sqrt(5 d / 4).
     """
     u, present = _clipped(rows, centre, bound)
-    return np.stack([u.sum(axis=0), 0.5 * present.sum(axis=0)])
+    return np.stack([_total(u, weights), 0.5 * _total(present, weights)])
 
 
 def moments_sensitivity(columns: int) -> float:
@@ -70,7 +75,7 @@ def moments_sensitivity(columns: int) -> float:
     return math.sqrt(2.0 * columns)
 
 
-def bounded_moments(rows: Array, centre: Array, bound: Array) -> Array:
+def bounded_moments(rows: Array, centre: Array, bound: Array, weights: Array | None = None) -> Array:
     """Sums over rows of u, u^2 - 1/2 and sqrt(3)/2, for u = clip((x - centre) / bound, -1, 1): shape (3, d).
 
     `centre` and `bound` (positive), shape (d,), are public or already released. A NaN cell adds nothing.
@@ -82,7 +87,11 @@ def bounded_moments(rows: Array, centre: Array, bound: Array) -> Array:
     """
     u, present = _clipped(rows, centre, bound)
     square = np.where(present, np.square(u) - 0.5, 0.0)
-    return np.stack([u.sum(axis=0), square.sum(axis=0), math.sqrt(0.75) * present.sum(axis=0)])
+    return np.stack([_total(u, weights), _total(square, weights), math.sqrt(0.75) * _total(present, weights)])
+
+
+def _total(values: npt.NDArray[Any], weights: Array | None) -> Array:
+    return np.asarray(values.sum(axis=0) if weights is None else weights @ values, dtype=np.float64)
 
 
 def _clipped(rows: Array, centre: Array, bound: Array) -> tuple[Array, npt.NDArray[np.bool_]]:

@@ -16,6 +16,8 @@ from adadp.preprocessing.release import (
     TakesMissing,
     as_rows,
     check_random_state,
+    neighbours_differ,
+    person_weights,
     release,
     require_columns,
     seed_assumption,
@@ -40,7 +42,7 @@ def unit_rows(rows: Array) -> Array:
     return np.asarray(scaled / (np.where(norm > 0, norm, 1.0) * _SHRINK), dtype=np.float64)
 
 
-def second_moments(rows: Array) -> Array:
+def second_moments(rows: Array, weights: Array | None = None) -> Array:
     """Upper triangle, diagonal included, of Z'Z where Z holds the unit rows: a vector of d (d + 1) / 2.
 
     Sensitivity: adding or removing a row z adds or removes zz'. The part of it that is released has
@@ -50,9 +52,11 @@ def second_moments(rows: Array) -> Array:
     since sum z_i^4 <= (sum z_i^2)^2 <= 1. So independent noise of deviation sigma on each of these numbers,
     and a mirror image below the diagonal (post-processing), is one Gaussian event of noise multiplier sigma.
     The bound is reached by z = e_1. Rows are not centred: the mean depends on every row, and centring would
-    make it 4.
+    make it 4. With `weights` [n] of rows, those whose weights add up to 1 count together for no more than one.
     """
     z = unit_rows(rows)
+    if weights is not None:
+        z = z * np.sqrt(weights)[:, None]
     return np.asarray((z.T @ z)[np.triu_indices(rows.shape[1])], dtype=np.float64)
 
 
@@ -90,10 +94,14 @@ class DPPCA(TakesMissing, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.isometric = isometric
         self.random_state = random_state
 
-    def fit(self, X: Any, y: object = None, *, ledger: Charges | None = None) -> Self:  # noqa: N803
-        """Learn the directions from rows of shape (n, d). `ledger` is charged before anything is released."""
+    def fit(self, X: Any, y: object = None, *, ledger: Charges | None = None, persons: Any = None) -> Self:  # noqa: N803
+        """Learn the directions from rows of shape (n, d). `ledger` is charged before anything is released.
+
+        `persons`: one id for each row. Neighbours then differ in all rows of one person.
+        """
         del y
         rows = as_rows(X, "DPPCA")
+        weights = person_weights(persons, len(rows), ledger)
         features = rows.shape[1]
         seed = check_random_state(self.random_state)
         if not 1 <= self.n_components <= features:
@@ -104,7 +112,7 @@ class DPPCA(TakesMissing, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         # Lengths of the released coordinates: see `isometric` above.
         weight = np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0) if self.isometric else 1.0)
         noisy, event = release(
-            second_moments(rows) * weight,
+            second_moments(rows, weights) * weight,
             sensitivity=1.0,
             noise_multiplier=self.noise_multiplier,
             random_state=seed,
@@ -123,7 +131,7 @@ class DPPCA(TakesMissing, ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.eigenvalues_ = eigenvalues[top]
         self.n_features_in_ = features
         self.events_ = (event,)
-        self.assumptions_ = ("neighbours differ in one row", *seed_assumption(seed))
+        self.assumptions_ = (neighbours_differ(persons), *seed_assumption(seed))
         return self
 
     def transform(self, X: Any) -> Array:  # noqa: N803

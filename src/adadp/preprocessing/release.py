@@ -10,8 +10,10 @@ import numpy.typing as npt
 import scipy.sparse
 
 from adadp.accounting.events import Event, Gaussian
+from adadp.accounting.spending import DEFAULT_UNIT
 from adadp.errors import ConfigurationError
 from adadp.normal import normal_from
+from adadp.persons import PERSON, row_weights
 
 Array = npt.NDArray[np.float64]
 
@@ -85,6 +87,39 @@ def as_rows(values: Any, who: str) -> Array:
     if rows.shape[1] == 0:
         raise ConfigurationError(f"{who} needs at least one column (0 feature(s) given)")
     return rows
+
+
+def person_weights(persons: Any, rows: int, ledger: Charges | None) -> Array | None:
+    """The weight of each row where rows belong to persons, [n]; None where each row is a unit of its own.
+
+    Raises:
+        ConfigurationError: there is not one id for each row, or `ledger` protects another unit than this.
+
+    """
+    unit = getattr(ledger, "unit", None)
+    if persons is None:
+        if unit == PERSON:
+            raise ConfigurationError(
+                f"this ledger's run protects {PERSON}, and rows weigh alike here: somebody with many rows would count "
+                "many times. Give fit(..., persons=ids), one id for each row"
+            )
+        return None
+    if unit == DEFAULT_UNIT:
+        raise ConfigurationError(
+            f"this ledger's run protects {DEFAULT_UNIT}, and persons= is for {PERSON}: a ledger holds one unit. Start "
+            f'the run with {{"unit": "{PERSON}"}} in its plan'
+        )
+    weights = np.asarray(row_weights(persons), dtype=np.float64)
+    if len(weights) != rows:
+        raise ConfigurationError(f"persons= has {len(weights):,} ids, but there are {rows:,} rows")
+    return weights
+
+
+def neighbours_differ(persons: Any) -> str:
+    """The relation that a statistic's sensitivity is for, in words."""
+    if persons is None:
+        return "neighbours differ in one row"
+    return "neighbours differ in all rows of one person, whose weights add up to 1"
 
 
 def seed_assumption(random_state: int | None) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from adadp.preprocessing.release import (
     TakesMissing,
     as_rows,
     check_random_state,
+    neighbours_differ,
+    person_weights,
     release,
     require_columns,
     seed_assumption,
@@ -81,10 +83,14 @@ class DPStandardScaler(TakesMissing, OneToOneFeatureMixin, TransformerMixin, Bas
             )
         return tuple(Gaussian(sigma) for sigma in self.noise_multipliers)
 
-    def fit(self, X: Any, y: object = None, *, ledger: Charges | None = None) -> Self:  # noqa: N803
-        """Learn means and deviations from rows (n, d). `ledger` is charged before each release."""
+    def fit(self, X: Any, y: object = None, *, ledger: Charges | None = None, persons: Any = None) -> Self:  # noqa: N803
+        """Learn means and deviations from rows (n, d). `ledger` is charged before each release.
+
+        `persons`: one id for each row. Neighbours then differ in all rows of one person; persons weigh alike.
+        """
         del y
         rows = as_rows(X, "DPStandardScaler")
+        weights = person_weights(persons, len(rows), ledger)
         columns = rows.shape[1]
         seed = check_random_state(self.random_state)
         if self.clip is not None and not self.clip > 0:
@@ -103,7 +109,7 @@ class DPStandardScaler(TakesMissing, OneToOneFeatureMixin, TransformerMixin, Bas
             )
             return released, sigma * sensitivity
 
-        histogram = moments.signed_histogram(rows, np.zeros(columns))
+        histogram = moments.signed_histogram(rows, np.zeros(columns), weights)
         low, high, resolved = estimates.interval(*noisy(0, histogram, moments.histogram_sensitivity(columns)))
 
         # Which columns get a second look follows from released values. Where none needs it, all get it: both
@@ -113,16 +119,16 @@ class DPStandardScaler(TakesMissing, OneToOneFeatureMixin, TransformerMixin, Bas
             chosen = np.ones(columns, dtype=bool)
         part, few = rows[:, chosen], int(chosen.sum())
         middle, half = (low + high)[chosen] / 2.0, (high - low)[chosen] / 2.0
-        sums = moments.bounded_sums(part, middle, half)
+        sums = moments.bounded_sums(part, middle, half, weights)
         location = middle + half * estimates.mean(*noisy(1, sums, moments.mean_sensitivity(few)))
-        around = moments.signed_histogram(part, location)
+        around = moments.signed_histogram(part, location, weights)
         left, right, found = estimates.interval(*noisy(2, around, moments.histogram_sensitivity(few)))
         # Never wider than the first interval, which is a bound already.
         low[chosen] = np.where(found, np.maximum(location + left, low[chosen]), low[chosen])
         high[chosen] = np.where(found, np.minimum(location + right, high[chosen]), high[chosen])
 
         middle, half = (low + high) / 2.0, np.maximum(high - low, np.finfo(np.float64).tiny) / 2.0
-        sums = moments.bounded_moments(rows, middle, half)
+        sums = moments.bounded_moments(rows, middle, half, weights)
         mean, deviation = estimates.mean_and_deviation(*noisy(3, sums, moments.moments_sensitivity(columns)))
 
         self.mean_ = np.where(resolved, middle + mean * half, 0.0)
@@ -131,7 +137,7 @@ class DPStandardScaler(TakesMissing, OneToOneFeatureMixin, TransformerMixin, Bas
         self.n_features_in_ = columns
         self.events_ = events
         self.assumptions_ = (
-            "neighbours differ in one row; the scales do not use the number of rows",
+            f"{neighbours_differ(persons)}; the scales do not use the number of rows",
             "the number, the order and the types of the columns are public",
             *seed_assumption(seed),
         )

@@ -16,7 +16,7 @@ from adadp.dates import SEASONS, seasons
 from adadp.errors import ConfigurationError
 from adadp.preprocessing.encoding import DeclaredOneHot, HashedOneHot
 from adadp.preprocessing.free_text import FreeText
-from adadp.preprocessing.release import Charges
+from adadp.preprocessing.release import Charges, neighbours_differ
 from adadp.preprocessing.scaler import DPStandardScaler
 
 Column = np.ndarray[Any, np.dtype[Any]]
@@ -118,8 +118,11 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         texts = [name for name, kind in kinds.items() if kind == "text"]
         return found + (FreeText(self.vectors).fit(_cells(columns, texts)).size_ * len(texts) if texts else 0)
 
-    def fit(self, X: Any, y: object = None, *, ledger: Charges | None = None) -> Self:  # noqa: N803
-        """Learn the scales of the numeric columns. `ledger` is charged before each release."""
+    def fit(self, X: Any, y: object = None, *, ledger: Charges | None = None, persons: Any = None) -> Self:  # noqa: N803
+        """Learn the scales of the numeric columns. `ledger` is charged before each release.
+
+        `persons`: one id for each row. Neighbours then differ in all rows of one person.
+        """
         del y
         columns = as_columns(X)
         declared, ranges = dict(self.categories or {}), dict(self.ranges or {})
@@ -139,7 +142,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.text_ = [name for name, kind in kinds.items() if kind == "text"]
         self.n_features_in_ = len(columns)
         self.events_: tuple[Gaussian, ...] = ()
-        assumptions = ["neighbours differ in one row", "names, order and types of the columns are public"]
+        assumptions = [neighbours_differ(persons), "names, order and types of the columns are public"]
         self.one_hot_ = DeclaredOneHot([list(declared[name]) for name in self.declared_])
         self.one_hot_.fit(_cells(columns, self.declared_))
         self.hashed_ = HashedOneHot(self.buckets).fit(_cells(columns, self.categories_))
@@ -151,7 +154,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.scaler_: DPStandardScaler | None = None
         if self.numeric_:
             self.scaler_ = DPStandardScaler(self.noise_multiplier, clip=self.clip, random_state=self.random_state)
-            self.scaler_.fit(_numbers(columns, self.numeric_), ledger=ledger)
+            self.scaler_.fit(_numbers(columns, self.numeric_), ledger=ledger, persons=persons)
             self.events_ = self.scaler_.events_
             assumptions = ["names of the columns are public", *self.scaler_.assumptions_]
         if self.ranged_:

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.forms.segments import Segments
+from adadp.persons import PERSON, rows_by_person
 from adadp.sampling.schemes import Sampling, scheme
 
 if TYPE_CHECKING:
     from adadp.randomness import Randomness
 
-#: The unit of privacy where rows belong to persons.
-PERSON = "one person"
 #: How many of a person's rows are in a lot at most, unless it is given.
 MOST_ROWS = 8
-_NONE = frozenset({"", "na", "n/a", "nan", "nat", "<na>", "null", "none", "?"})
 
 
 class Units:
@@ -56,10 +54,6 @@ class Units:
         declared: int | None = None,
         name: str | None = None,
     ) -> None:
-        if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-            raise ConfigurationError(f"unit= takes one id for each row of the dataset, not {type(ids).__name__}")
-        if len(getattr(ids, "shape", (0,))) != 1:
-            raise ConfigurationError(f"unit= takes ids of shape [rows], not {list(ids.shape)}")  # type: ignore[attr-defined]
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigurationError(f"max_rows must be a whole number of at least 1, not {max_rows!r}")
         if reduction not in ("mean", "sum"):
@@ -69,10 +63,7 @@ class Units:
         given = name if name is not None else getattr(ids, "name", None)
         self.name = given if isinstance(given, str) and given.strip() else None
         self.max_rows, self.reduction = max_rows, reduction
-        rows: dict[str, list[int]] = {}
-        for row, key in enumerate(map(key_of, ids.tolist() if hasattr(ids, "tolist") else ids)):
-            rows.setdefault(key, []).append(row)
-        self._rows = list(rows.values())
+        self._rows = rows_by_person(ids)
         self.examples = sum(map(len, self._rows))
         self.declared = len(self._rows) if declared is None else declared
 
@@ -114,16 +105,6 @@ class Units:
             "are one person together",
             f"at most {self.max_rows} rows of a person are in a lot, a number that was chosen without the data",
         ]
-
-
-def key_of(value: Any) -> str:
-    """An id as a text; "" for what says that there is none."""
-    if hasattr(value, "item"):  # a scalar of numpy or torch
-        value = value.item()
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(value).strip()
-    return "" if text.lower() in _NONE else text
 
 
 class Grouping:
