@@ -9,6 +9,8 @@ from adadp.errors import ConfigurationError
 
 #: The unit of privacy where rows belong to persons.
 PERSON = "one person"
+#: How many of a person's rows are in a lot at most, unless it is given.
+MOST_ROWS = 8
 _NONE = frozenset({"", "na", "n/a", "nan", "nat", "<na>", "null", "none", "?"})
 
 

@@ -26,6 +26,7 @@ from adadp.accounting.events import (
     Uncovered,
 )
 from adadp.errors import AccountingError, ConfigurationError, NoGuaranteeError
+from adadp.persons import PERSON
 
 PUBLIC_NUMBER = "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets"
 FIXED_BEFOREHAND = (
@@ -53,11 +54,12 @@ def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def describe(event: Event, count: int) -> str:
+def describe(event: Event, count: int, unit: str = "one example") -> str:
     """One kind of release in words."""
+    units = "persons" if unit == PERSON else "examples"
     if isinstance(event, Gaussian):
         releases = _plural(count, "Gaussian release")
-        return f"{releases} on all examples (noise multiplier {event.noise_multiplier:g})"
+        return f"{releases} on all {units} (noise multiplier {event.noise_multiplier:g})"
     if isinstance(event, PoissonGaussian):
         return (
             f"{_plural(count, 'step')} on Poisson lots (rate {event.rate:g}, noise multiplier "
@@ -65,7 +67,7 @@ def describe(event: Event, count: int) -> str:
         )
     if isinstance(event, FixedSizeGaussian):
         return (
-            f"{_plural(count, 'step')} on lots of {event.lot:,} of {event.examples:,} examples drawn without "
+            f"{_plural(count, 'step')} on lots of {event.lot:,} of {event.examples:,} {units} drawn without "
             f"replacement (noise multiplier {event.noise_multiplier:g})"
         )
     if isinstance(event, RenyiBlock):
@@ -283,7 +285,7 @@ def make_guarantee(
         if not isinstance(event, Uncovered)
     )
     why = tuple(dict.fromkeys((*reasons, *uncovered_reasons(releases), *filter(None, refusals))))
-    sampling = "; ".join(describe(event, count) for event, count in releases) or "nothing"
+    sampling = "; ".join(describe(event, count, unit) for event, count in releases) or "nothing"
     untried, notes = tuple(dict.fromkeys(untried)), tuple(dict.fromkeys(notes))
     if why:
         # A claim stands for what no proof covers. Where the loop did something else, nobody claims anything.

@@ -348,8 +348,7 @@ class Ledger(ReadableLedger):
         unit = plan.get("unit")
         if unit is not None and (not isinstance(unit, str) or not unit.strip()):
             raise ConfigurationError(f"a plan's unit must be a text such as 'one example', not {unit!r}")
-        if self._state.unit not in (None, unit or DEFAULT_UNIT):
-            raise self._refuse(f"it protects {self._state.unit!r}, and the plan {unit or DEFAULT_UNIT!r}")
+        self.require_unit(unit or DEFAULT_UNIT)
         return unit
 
     def _fingerprint(self, seed: int) -> str:

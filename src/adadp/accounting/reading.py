@@ -71,6 +71,13 @@ class ReadableLedger:
         """What all runs share, if that was fixed when the ledger was made."""
         return self._state.budget
 
+    def require_unit(self, unit: str) -> None:
+        """Raise LedgerError where what is in it protects another unit than this: units are not mixed."""
+        if self._state.unit not in (None, unit):
+            raise self._refuse(
+                f"it protects {self._state.unit!r}, and the plan {unit!r}: one ledger, one unit. Give another file"
+            )
+
     def _refuse(self, reason: object) -> LedgerError:
         name = self.path or "(in memory)"
         return LedgerError(f"the ledger {name} is refused: {reason}. Nothing was changed")

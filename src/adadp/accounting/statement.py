@@ -51,7 +51,7 @@ def over(
     )
     if not filtered or state.budget is None:
         return found
-    made = "; ".join(describe(event, count) for event, count in canonical(state.pairs(view)))
+    made = "; ".join(describe(event, count, found.unit) for event, count in canonical(state.pairs(view)))
     budget = f"epsilon {state.budget.epsilon:g} at delta {state.budget.delta:g}"
     return replace(found, sampling=f"{made}; all under the ledger's privacy filter, whose budget is {budget}")
 

@@ -51,7 +51,7 @@ def _public(plan: Plan) -> list[str]:
 
     if not plan.own_data:
         return []
-    rows = f"N = {len(plan.train):,} rows to train on, {len(plan.test):,} held out"
+    rows = plan.numbers
     if not plan.train.classes:
         assert isinstance(plan.train, Table)
         low, high = plan.train.target or (0.0, 0.0)

@@ -13,6 +13,7 @@ from adadp.cli.messages import warn
 from adadp.cli.output import DataDirOption, JsonOption, option, print_list, print_table
 from adadp.cli.pipeline import warn_about_delta
 from adadp.errors import ConfigurationError
+from adadp.persons import PERSON
 
 if TYPE_CHECKING:
     from adadp.training.loop import Result
@@ -54,6 +55,10 @@ def train(
     ignore: Annotated[list[str] | None, option("A column to leave out. Repeatable.")] = None,
     decimal_comma: Annotated[bool | None, option("Numbers are written 1.234,5.", "--decimal-comma")] = None,
     missing: Annotated[bool | None, option("Allow missing numbers and dates.", "--missing")] = None,
+    person: Annotated[
+        str | None, option("The column that says whose a row is: the guarantee is then for all rows of one person.")
+    ] = None,
+    rows_per_person: Annotated[int | None, option("Most rows of one person in a lot. [8]")] = None,
     image_size: Annotated[str | None, option("Resize images of your own, such as 32x32.")] = None,
     data_dir: DataDirOption = None,
     model: Annotated[str | None, option("tanh-cnn, paper, linear, mlp, resnet. [auto]")] = None,
@@ -132,7 +137,7 @@ def train(
     values["settings"] = {**values.get("settings", {}), **dict(_pair(text) for text in set_ or ())}
     where = "the command line" if config is None else str(config)
     plan = planning.Plan(settings.from_mapping(values, where))
-    warnings = warn_about_delta(plan.delta, len(plan.train)) if plan.algorithm.private else ()
+    warnings = warn_about_delta(plan.delta, plan.population) if plan.algorithm.private else ()
     if not json_output:
         _print_plan(plan)
     confirm(plan, yes=yes, quiet=json_output)  # before anything is spent
@@ -166,8 +171,9 @@ def _print_plan(plan: Plan) -> None:
             rows += [(f"  {key}", f"{item}") for key, item in value.items()]
         elif value not in (None, False, [], ()):
             rows.append((name.replace("_", "-"), f"{value:.6g}" if isinstance(value, float) else f"{value}"))
-    print_table(f"Training on {plan.train.name}: {len(plan.train):,} examples", rows)
-    typer.echo(f"guarantee: {plan.algorithm.guarantee}")
+    print_table(f"Training on {plan.train.name}: {plan.population:,} {plan.noun}", rows)
+    guarantee = plan.algorithm.guarantee
+    typer.echo(f"guarantee: {guarantee if plan.units is None else guarantee.replace('one example', PERSON)}")
 
 
 def _print_result(result: Result) -> None:

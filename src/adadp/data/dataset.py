@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Dataset:
     labels : int64, shape (n,), 0..len(classes)-1.
     maximum : the largest value a pixel can have in this format (255; 16 for digits): public, never measured.
     public : what counts as public about it, in sentences for the reader of a guarantee.
+    persons : whose each image is, shape (n,); None where each image is a unit of privacy of its own.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Dataset:
     classes: tuple[str, ...]
     maximum: int = 255
     public: tuple[str, ...] = field(default=("the class names and the size of the images",))
+    persons: np.ndarray[Any, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,4 +50,5 @@ class Dataset:
 
     def subset(self, index: Tensor) -> Dataset:
         """Return the examples at `index` (a boolean mask or positions, shape (m,))."""
-        return Dataset(self.name, self.images[index], self.labels[index], self.classes, self.maximum, self.public)
+        persons = None if self.persons is None else self.persons[index.numpy()]
+        return replace(self, images=self.images[index], labels=self.labels[index], persons=persons)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ from adadp.data.imagefolder import read_images
 from adadp.data.table import Column, Table
 from adadp.data.tablefile import Columns, flattened, read_columns
 from adadp.errors import DataError, DataNotFoundError
+from adadp.persons import keys_of
 
 HELD_OUT_NOTE = (
     "figures on held-out private rows are computed without noise: they are not covered by the guarantee, and not for "
@@ -54,6 +56,7 @@ def read(
     size: tuple[int, int] | None = None,
     grey: bool | None = None,
     drop_other_labels: bool = False,
+    person: str | None = None,
 ) -> Dataset | Table:
     """Read a folder of images by class, or a .npz, .csv or .parquet file with a column `label`.
 
@@ -73,6 +76,7 @@ def read(
         size: images are resized to it, (height, width).
         grey: images are made grey.
         drop_other_labels: leave out rows of other classes than the declared, without a word about them.
+        person: the column that says whose a row is, if it is there; it is no feature.
 
     Raises:
         DataError: what is there cannot be used; the message names the file, the column and the row.
@@ -94,6 +98,8 @@ def read(
         kinds[chosen] = "number"
     elif classes is not None:  # what type its column has would depend on a single cell
         kinds[chosen] = "category"
+    if person is not None:
+        kinds[person] = "category"
     columns = read_columns(source, kinds, decimal_comma=decimal_comma)
     unknown = [name for name in declared.names if name not in columns]
     if unknown:
@@ -123,11 +129,13 @@ def read(
         if not len(numbers):
             raise DataError(f"{source}: no row of the column {chosen!r} has one of the classes ({', '.join(names)})")
         doubts += [] if classes is not None else label_doubts(chosen, names, len(numbers))
+    persons = columns.pop(person, None) if person is not None and person != chosen else None
     if len(columns) == 1 and next(iter(columns.values())).ndim > 2:
         if target is not None:
             raise DataError(f"{source} holds images: a number is predicted from tables only")
         pixels = next(iter(columns.values()))
-        return replace(_images(source, pixels, numbers, names), public=(public, "the size of the images"))
+        images = _images(source, pixels, numbers, names)
+        return replace(images, public=(public, "the size of the images"), persons=persons)
     flat = flattened(source, columns)
     for name, column in flat.items():
         if column.dtype.kind == "f" and not missing and np.isnan(column).any():
@@ -148,6 +156,7 @@ def read(
         declared,
         target,
         (*doubts, *column_doubts(flat, flat.kinds, declared.names)),
+        persons,
     )
 
 
@@ -182,11 +191,14 @@ def read_held_out(
     """Read training and held-out data: from two places, or from one with a fraction held out (default 0.2).
 
     Each row is held out by its own coin, of probability `test_fraction`, so that a row whose place is empty moves no
-    other row across the split and the split costs nothing. `options` are those of `read`.
+    other row across the split and the split costs nothing. With `person` each person has a coin, which follows from the
+    seed and the id alone. `options` are those of `read`.
     """
     if test is not None and test_fraction is not None:
         raise DataError("give either test or test_fraction, not both")
     whole = read(path, **options)
+    if options.get("person") is not None and whole.persons is None:
+        raise DataError(f"{os.fspath(path)} has no column {options['person']!r} that says whose a row is")
     if test is not None:
         other = read(test, **{**options, "classes": whole.classes or None})
         _alike(whole, other, test)
@@ -195,11 +207,20 @@ def read_held_out(
     if not 0 < fraction < 1:
         raise DataError(f"test_fraction must be between 0 and 1, not {fraction!r}")
     seed = secrets.randbits(63) if seed is None else seed
-    held = torch.from_numpy(np.random.default_rng(seed).random(len(whole)) < fraction)
+    held = torch.from_numpy(_coins(whole, seed) < fraction)
     train, rest = whole.subset(~held), whole.subset(held)
     if len(train) == 0 or len(rest) == 0:
         raise DataError(f"{os.fspath(path)} has {len(whole)} rows: too few to hold out {fraction:g} of them")
     return HeldOut(train, rest, seed)
+
+
+def _coins(whole: Dataset | Table, seed: int) -> np.ndarray[Any, Any]:
+    """A number in [0, 1) for each row, the same for all rows of a person."""
+    if whole.persons is None:
+        return np.random.default_rng(seed).random(len(whole))
+    keys = (f"{seed} {key}".encode(errors="surrogatepass") for key in keys_of(whole.persons))
+    drawn = (hashlib.blake2b(key, digest_size=8).digest() for key in keys)
+    return np.array([int.from_bytes(digest, "big") / 2**64 for digest in drawn])
 
 
 def _images(source: Path, pixels: Column, labels: torch.Tensor, names: tuple[str, ...]) -> Dataset:

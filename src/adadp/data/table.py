@@ -30,6 +30,7 @@ class Table:
         declared: what the user said of the columns beforehand.
         target: lowest and highest value of the number to be predicted, declared; None for classes.
         doubts: what looks wrong about columns or labels. It is read off private rows, for the user's eyes alone.
+        persons: whose each row is, shape (n,); None where each row is a unit of privacy of its own.
 
     """
 
@@ -42,6 +43,7 @@ class Table:
     declared: Declared = field(default_factory=Declared)
     target: tuple[float, float] | None = None
     doubts: tuple[str, ...] = ()
+    persons: Column | None = None
 
     def __post_init__(self) -> None:
         if not self.kinds:
@@ -56,7 +58,8 @@ class Table:
         """Return the rows at `index` (a boolean mask or positions, shape (m,))."""
         positions = index.numpy()
         columns = {name: values[positions] for name, values in self.columns.items()}
-        return replace(self, columns=columns, labels=self.labels[index])
+        persons = None if self.persons is None else self.persons[positions]
+        return replace(self, columns=columns, labels=self.labels[index], persons=persons)
 
     def in_units(self, scaled: Tensor) -> Tensor:
         """Numbers in [-1, 1], as `labels` holds them, in the target's own unit."""

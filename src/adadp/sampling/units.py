@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from adadp.errors import ConfigurationError
 from adadp.gradients.forms.segments import Segments
-from adadp.persons import PERSON, rows_by_person
+from adadp.persons import MOST_ROWS, PERSON, rows_by_person
 from adadp.sampling.schemes import Sampling, scheme
 
 if TYPE_CHECKING:
     from adadp.randomness import Randomness
-
-#: How many of a person's rows are in a lot at most, unless it is given.
-MOST_ROWS = 8
 
 
 class Units:

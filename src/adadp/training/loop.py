@@ -26,6 +26,7 @@ from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.extras import require
 from adadp.mechanism.optimizer import BudgetWarning
+from adadp.persons import PERSON
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes import InputMaker
 from adadp.training import held_out
@@ -113,7 +114,8 @@ class Result:
             "reading": plan.algorithm.reading or None,
             "dataset": plan.train.name,
             "model": plan.model_name,
-            "examples": len(plan.train),
+            "examples": plan.population,
+            "unit": self.guarantee.unit,
             "lot": plan.lot,
             "noise_multiplier": plan.noise_multiplier,
             "gaussian": [event.noise_multiplier for event in plan.events],
@@ -181,13 +183,15 @@ class _Execution:
         estimator = self.plan.estimator
         if estimator is None:
             return None
+        persons = self.plan.train.persons
         planned = {"preprocessing": type(estimator).__name__, "neighbours": "add-or-remove-one"}
+        planned |= {} if persons is None else {"unit": PERSON}
         charged = self.ledger.start(
             planned, seed=estimator.random_state, budget=self._budget(), accountant=self.plan.accountant
         )
         self.charged.append(charged.id)
         with charged:
-            estimator.fit(prepared.raw(self.plan.train), ledger=charged)
+            estimator.fit(prepared.raw(self.plan.train), ledger=charged, persons=persons)
         self.assumptions += estimator.assumptions_
         return estimator
 
@@ -234,7 +238,8 @@ class _Execution:
         if algorithm.private:
             optimizer, lots = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
         else:
-            with self.ledger.start({"algorithm": algorithm.name, "steps": steps}) as charged:
+            unit = {} if plan.units is None else {"unit": PERSON}
+            with self.ledger.start({"algorithm": algorithm.name, "steps": steps, **unit}) as charged:
                 self.charged.append(charged.id)
                 charged.charge(Uncovered(algorithm.reasons[0]))
             lots = ShuffledLots(inputs, labels, plan.lot, plan.seed_for("lots"))
@@ -278,7 +283,8 @@ class _Execution:
             noise_multiplier=plan.noise_multiplier,
             task=task,
             max_physical_batch_size=self.settings.microbatch,
-            pad_lots=plan.device.type == "cuda" and not plan.algorithm.looks,
+            pad_lots=plan.device.type == "cuda" and not plan.algorithm.looks and plan.units is None,
+            unit=plan.units,
         )
         return private, lots
 

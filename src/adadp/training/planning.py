@@ -19,12 +19,15 @@ from adadp.accounting.calibration import calibrate_noise
 from adadp.accounting.composition import Composition
 from adadp.accounting.events import Event, Gaussian, PoissonGaussian
 from adadp.accounting.ledger import Ledger
+from adadp.accounting.spending import DEFAULT_UNIT
 from adadp.algorithms.defaults import STEPS, default_delta, default_lot
 from adadp.data import Dataset, HeldOut, Table
 from adadp.data.labels import listed
 from adadp.errors import ConfigurationError
+from adadp.persons import PERSON
 from adadp.preprocessing.noise_share import noise_multiplier_for_share
 from adadp.randomness import derived
+from adadp.sampling.units import Grouping, Units
 from adadp.training import held_out
 from adadp.training import preparation as prepared
 from adadp.training.dataset_ledger import account_for, far_more_noise, little_room, nothing_left, standing
@@ -47,10 +50,11 @@ class Plan:
             )
         pair = read(settings)
         self.train, self.test, self.split_seed = pair.train, pair.test, pair.seed
-        examples = len(self.train)
+        self.units = units_of(settings, self.train, self.algorithm)
+        examples = self.population
         self.lot = default_lot(examples) if settings.lot is None else settings.lot
         if self.lot > examples:
-            raise ConfigurationError(f"lot must be in 1..{examples:,}, the training examples, not {self.lot:,}")
+            raise ConfigurationError(f"lot must be in 1..{examples:,}, the training {self.noun}, not {self.lot:,}")
         self.steps = settings.steps or STEPS
         if settings.epochs is not None:
             self.steps = max(1, round(settings.epochs * examples / self.lot))
@@ -58,6 +62,8 @@ class Plan:
         self.account = account_for(
             settings, self.dataset_name, self.algorithm, own_data=self.own_data, delta=self.delta
         )
+        if self.ledger is not None:
+            self.ledger.require_unit(DEFAULT_UNIT if self.units is None else PERSON)
         self.notices: tuple[str, ...] = ()  # lines to print before the run starts
         self.epsilon: float | None = None
         self.estimator: prepared.Estimator | None = None
@@ -166,7 +172,7 @@ class Plan:
     @property
     def rate(self) -> float:
         """The probability with which an example is in a lot."""
-        return self.lot / len(self.train)
+        return self.lot / self.population
 
     @property
     def accountant(self) -> str:
@@ -207,6 +213,30 @@ class Plan:
     # ---- what counts as public --------------------------------------------------------------------------------------
 
     @property
+    def population(self) -> int:
+        """N, the number of units that lots are drawn from: examples, or persons."""
+        return len(self.train) if self.units is None else self.units.declared
+
+    @property
+    def noun(self) -> str:
+        """What N counts. How many rows persons have is not said."""
+        return "examples" if self.units is None else "persons"
+
+    @property
+    def _counted(self) -> tuple[str, int, int | None]:
+        """What N counts, N, and how many of them are held out (None where that is not known)."""
+        if self.units is None:
+            return "rows", len(self.train), len(self.test)
+        held = self.test.persons
+        return f"persons ({self.settings.person})", self.population, None if held is None else Units(held).there
+
+    @property
+    def numbers(self) -> str:
+        """How many units there are, in words."""
+        whose, count, held = self._counted
+        return f"N = {count:,} {whose} to train on" + ("" if held is None else f", {held:,} held out")
+
+    @property
     def own_data(self) -> bool:
         """Whether the data is the user's own, of which nothing is public but what the user says."""
         return self.settings.dataset not in data.NAMES
@@ -215,8 +245,9 @@ class Plan:
         """What counts as public about the data, in sentences for the reader of the guarantee."""
         if not self.own_data:
             return self.train.public
-        numbers = f"the number of rows: N = {len(self.train):,} to train on, {len(self.test):,} held out"
-        return (numbers, *self.train.public)
+        whose, count, held = self._counted
+        other = "" if held is None else f", {held:,} held out"
+        return (f"the number of {whose}: N = {count:,} to train on{other}", *self.train.public)
 
     @property
     def undeclared(self) -> tuple[str, ...]:
@@ -262,7 +293,7 @@ class Plan:
 
 OF_OWN_DATA = (
     "dataset_name", "label", "classes", "drop_other_labels", "test", "test_fraction", "target_range",
-    "number", "category", "text", "date", "ignore", "decimal_comma",
+    "number", "category", "text", "date", "ignore", "decimal_comma", "person",
 )  # fmt: skip
 """Settings that say how data of one's own is to be read."""
 
@@ -281,6 +312,7 @@ def read_options(settings: Settings) -> dict[str, Any]:
         "target": parse_range(settings.target_range),
         "decimal_comma": settings.decimal_comma,
         "missing": settings.missing,
+        "person": settings.person,
         "size": parse_image_size(settings.image_size),
     }
 
@@ -307,6 +339,22 @@ def read(settings: Settings) -> HeldOut:
         seed=derived(settings.seed, "split"),
         **read_options(settings),
     )
+
+
+def units_of(settings: Settings, train: Dataset | data.Table, algorithm: algorithms.Algorithm) -> Units | None:
+    """Whose the rows are, where that was said."""
+    if train.persons is None:
+        return None
+    if algorithm.looks:
+        raise ConfigurationError(f"{algorithm} bounds the loss of each row: with person, take adadp or dpsgd")
+    if settings.paid_metrics:
+        raise ConfigurationError(
+            "paid_metrics bounds what each held-out row adds, not each person: leave one of them out"
+        )
+    units = Units(train.persons, max_rows=settings.rows_per_person, name=settings.person)
+    if settings.microbatch is not None:
+        Grouping(units).at_a_time(settings.microbatch)  # which may refuse
+    return units
 
 
 def device_of(name: str) -> torch.device:

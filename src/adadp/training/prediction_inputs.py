@@ -40,7 +40,12 @@ def _table(source: Path, run: FinishedRun) -> Table:
     if source.suffix.lower() not in _TABLES:
         raise DataError(f"{source}: this run was trained on a table; its rows come in {', '.join(_TABLES)}")
     kinds = run.config.get("kinds") or dict.fromkeys(run.config["category"], "category")
-    flat = flattened(source, read_columns(source, kinds, decimal_comma=run.config.get("decimal_comma", False)))
+    person = run.config.get("person")  # no feature, and not needed here
+    asked = kinds if person is None else {**kinds, person: "category"}
+    columns = read_columns(source, asked, decimal_comma=run.config.get("decimal_comma", False))
+    if person is not None:
+        columns.pop(person, None)
+    flat = flattened(source, columns)
     rows = len(next(iter(flat.values()))) if flat else 0
     labels = torch.zeros(rows, dtype=torch.int64)
     return Table(source.stem, flat, labels, run.classes, kinds=flat.kinds, target=run.target)

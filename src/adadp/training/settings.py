@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from adadp.errors import ConfigurationError
+from adadp.persons import MOST_ROWS
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Settings:
     `text`, `date` and `ignore` declare what columns hold (`adadp.data.columns.declare`); kinds of others are public.
     With `paid_metrics`, figures on held-out rows are released with noise and charged. `task` "regression" predicts a
     number, whose lowest and highest value `target_range` declares ("0..100").
+
+    `person` names a column that says whose a row is: the guarantee is then for all rows of one person, of which
+    `rows_per_person` at most are in a lot, and `lot` counts persons.
 
     Runs on a file or folder of your own are charged to one ledger beside it, `epsilon` is then for the run alone and
     `budget` for all of them together. With a `ledger` of another place, `epsilon` is for everything in it.
@@ -49,6 +53,8 @@ class Settings:
     ignore: tuple[str, ...] = ()
     decimal_comma: bool = False
     missing: bool = False
+    person: str | None = None
+    rows_per_person: int = MOST_ROWS
     image_size: str | None = None
     data_dir: str | None = None
     model: str = "auto"
