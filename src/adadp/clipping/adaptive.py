@@ -64,7 +64,7 @@ class Adaptive(Flat):
         # A tensor, so that no GPU is waited for and a recorded step can go on from what the last one left.
         self._bound = torch.zeros((), dtype=torch.float64)
         super().__init__(max_grad_norm)
-        self.quantile, self.share = _part("quantile", quantile), _part("share", share)
+        self.quantile, self.share = part("quantile", quantile), part("share", share)
         self.rate, self.least, self.most = rate, least, most
         if not self.least <= self.max_grad_norm <= self.most:
             raise ConfigurationError(
@@ -124,7 +124,8 @@ class Adaptive(Flat):
         return ReleasedGradient(noisy)
 
 
-def _part(name: str, value: float) -> float:
+def part(name: str, value: float) -> float:
+    """`value`, a part of the whole, between 0 and 1; raises where it is not."""
     if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and 0 < value < 1):
         raise ConfigurationError(f"{name} must be between 0 and 1, not {value!r}")
     return float(value)

@@ -57,6 +57,9 @@ class Gradients:
         count: number of examples n.
         scale: factor from what a form holds to an example's gradient.
         keep: [n] of bool; False for a row that is no example (an empty lot comes as one such row).
+
+    Attributes:
+        losses: [n], where each example's own was differentiated; else None.
     """
 
     def __init__(self, forms: Mapping[str, PerExample], count: int, *, scale: float = 1.0, keep: Tensor) -> None:
@@ -64,6 +67,7 @@ class Gradients:
         self.count = count
         self.scale = scale
         self.keep = keep
+        self.losses: Tensor | None = None
 
     @classmethod
     def of_segments(

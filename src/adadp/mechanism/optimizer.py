@@ -221,6 +221,7 @@ class PrivateOptimizer(Optimizer):
         step.calls_from_losses = step.calls_from_losses or 0
         torch.autograd.backward(losses, torch.full_like(losses, step.loss_scale), **kwargs)
         step.calls_from_losses = step.capture.records
+        step.losses = losses.detach()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None, *, keep: Tensor | None = None) -> Any:
