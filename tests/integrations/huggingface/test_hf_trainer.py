@@ -199,6 +199,25 @@ def test_nothing_private_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "'loss'" not in capsys.readouterr().out
 
 
+def test_a_loss_that_is_paid_for_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one coordinate of each step's release: with so little noise it is the mean of the lot's own losses."""
+    untried(monkeypatch)
+    model = gpt2()
+    with torch.no_grad():
+        whole = texts().columns
+        expected = float(lm_losses(model, whole).mean())
+    settings = {"per_device_train_batch_size": COUNT, "learning_rate": 0.0}
+    found = trainer(
+        tmp_path, model, settings=settings, logged_loss_most=8.0, noise_multiplier=1e-3, max_physical_batch_size=5
+    )
+    found.train()
+    logged = [entry["loss"] for entry in found.state.log_history if "loss" in entry]
+    assert logged == [pytest.approx(expected, abs=0.01)] * STEPS
+    plain = trainer(tmp_path, noise_multiplier=1e-3, settings=settings)
+    plain.train()
+    assert plain.guarantee.sampling == found.guarantee.sampling  # the same events
+
+
 def test_the_guarantee_is_in_card_and_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     untried(monkeypatch)
     found = trainer(tmp_path, settings={"save_strategy": "steps", "save_steps": STEPS})

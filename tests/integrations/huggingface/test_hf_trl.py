@@ -64,9 +64,9 @@ def settings(folder: Path, **more: Any) -> Any:
 
 
 def trainer(folder: Path, model: Any = None, *, args: Any = None, **more: Any) -> Any:
-    given = {"noise_multiplier": NOISE, "target_delta": DELTA, "seed": 5, **more}
+    given = {"noise_multiplier": NOISE, "target_delta": DELTA, "seed": 5, "train_dataset": conversations(), **more}
     return SFTTrainer(
-        model=gpt2() if model is None else model, args=args or settings(folder), train_dataset=conversations(),
+        model=gpt2() if model is None else model, args=args or settings(folder),
         processing_class=tokenizer(), **given,
     )  # fmt: skip
 
@@ -118,6 +118,17 @@ def test_with_adapters_bfloat16_and_checkpointing(tmp_path: Path) -> None:
 def test_settings_of_trl_that_are_refused(more: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=rf"TrainingArguments\({next(iter(more))}="):
         trainer(tmp_path, args=settings(tmp_path, **more))
+
+
+def test_persons_may_be_a_column_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch)
+    rows = conversations().add_column("customer", [f"c{place // 2}" for place in range(24)])
+    args = settings(tmp_path, per_device_train_batch_size=4, max_steps=-1, num_train_epochs=1)
+    found = trainer(tmp_path, args=args, train_dataset=rows, unit="customer")
+    assert found.train().global_step == 12 // 4  # lots of persons
+    assert found.guarantee.unit == "one person"
+    with pytest.raises(ConfigurationError, match="is no column of train_dataset"):
+        trainer(tmp_path, unit="patient").train()
 
 
 def test_other_trainers_of_trl_are_refused() -> None:

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from adadp.accounting.budget import Budget
 from adadp.accounting.ledger import Ledger
-from adadp.clipping import Clipping
+from adadp.clipping import Clipping, PaidLoss
+from adadp.clipping.base import clipping_of
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
+from adadp.sampling.loader import sampling_of
+from adadp.sampling.units import Units, grouping_of
 
 LossOfRows = Callable[[Any, Mapping[str, Any]], Tensor]
 """`loss(outputs, inputs)`: one loss for each row, [n], from the model's outputs and the batch with its labels."""
@@ -40,8 +44,13 @@ class Privacy:
         public_evaluation: the evaluation set is public, or its people have agreed, and none of it is in the training
             set. Then evaluation may decide what is kept (`load_best_model_at_end`), when training stops and the rate.
             The guarantee states this as an assumption.
+        logged_loss_most: log the training loss: the mean over the lot of losses cut to 0..this number. It is one more
+            coordinate of each step's release (`adadp.clipping.PaidLoss`); a hundredth of the step's privacy cost is its
+            share, and its noise has a standard deviation of 5 noise multipliers times this number over the lot.
         ledger, dataset, seed, accountant, secure_mode, strict: as in `PrivacyEngine`.
-        sampling, pad_lots, through_func, func_chunk: as in `PrivacyEngine.make_private`.
+        unit: whose each row of the training set is: ids, or `Units`, or the name of a column of a datasets.Dataset. The
+            guarantee is then for all rows of one person, and `per_device_train_batch_size` counts persons.
+        sampling, normalize_clipping, pad_lots, through_func, func_chunk: as in `PrivacyEngine.make_private`.
 
     """
 
@@ -54,13 +63,16 @@ class Privacy:
     per_example_loss: LossOfRows | None = None
     public_examples: Any = None
     public_evaluation: bool = False
+    logged_loss_most: float | None = None
     ledger: Ledger | str | Path | None = None
     dataset: str | None = None
     seed: int | None = None
     accountant: str = "pld"
     secure_mode: bool = False
     strict: bool = False
+    unit: Units | Iterable[Any] | None = None
     sampling: str = "poisson"
+    normalize_clipping: bool = False
     pad_lots: bool = False
     through_func: Iterable[str] = ()
     func_chunk: int = 32
@@ -88,12 +100,36 @@ class Privacy:
             strict=self.strict,
         )
 
-    def make_private(self, engine: PrivacyEngine, *, steps: int, **parts: Any) -> Any:
-        """Model, optimizer and loader (`parts`), private for `steps` planned lots."""
+    def units(self, dataset: Any) -> Units | None:
+        """Whose each row of the training set is."""
+        if self.unit is None or isinstance(self.unit, Units):
+            return self.unit
+        if isinstance(self.unit, str):
+            if self.unit not in getattr(dataset, "column_names", ()):
+                raise ConfigurationError(f"unit={self.unit!r} is no column of train_dataset: give the ids themselves")
+            return Units(list(dataset[self.unit]), name=self.unit)
+        return Units(self.unit)
+
+    def lots(self, loader: DataLoader[Any], units: Units | None) -> int:
+        """How many lots an epoch has."""
+        return len(sampling_of(loader, self.sampling, None, grouping_of(units, 1, loader)))
+
+    def _clipping(self) -> dict[str, Any]:
+        if self.logged_loss_most is None:
+            return {"clipping": self.clipping, "max_grad_norm": self.max_grad_norm}
+        return {"clipping": PaidLoss(clipping_of(self.clipping, self.max_grad_norm), self.logged_loss_most)}
+
+    def make_private(
+        self, engine: PrivacyEngine, *, steps: int, noise_multiplier: float | None = None, **parts: Any
+    ) -> Any:
+        """Model, optimizer and loader (`parts`), private for `steps` planned lots.
+
+        `noise_multiplier` is that of an interrupted run, which goes on under the same target.
+        """
         parts |= {
             "steps": steps,
-            "max_grad_norm": self.max_grad_norm,
-            "clipping": self.clipping,
+            **self._clipping(),
+            "normalize_clipping": self.normalize_clipping,
             "sampling": self.sampling,
             "max_physical_batch_size": self.max_physical_batch_size,
             "pad_lots": self.pad_lots,
@@ -101,13 +137,14 @@ class Privacy:
             "func_chunk": self.func_chunk,
             "public_examples": self.public_examples,
         }
-        if self.noise_multiplier is not None:
-            return engine.make_private(noise_multiplier=self.noise_multiplier, **parts)
-        return engine.make_private_with_epsilon(
-            target_epsilon=self.target_epsilon,  # type: ignore[arg-type]  # one of the two is given
-            target_delta=self.target_delta,
-            **parts,
-        )
+        if self.target_epsilon is None or self.noise_multiplier is not None:
+            return engine.make_private(noise_multiplier=self.noise_multiplier, **parts)  # type: ignore[arg-type]
+        if noise_multiplier is None:
+            target = {"target_epsilon": self.target_epsilon, "target_delta": self.target_delta}
+            return engine.make_private_with_epsilon(**target, **parts)  # type: ignore[arg-type]
+        engine._open()  # before it has a budget: that would be one of the whole ledger
+        engine.budget = Budget(self.target_epsilon, self.target_delta)
+        return engine.make_private(noise_multiplier=noise_multiplier, **parts)
 
 
 def taken_from(arguments: dict[str, Any]) -> Privacy:

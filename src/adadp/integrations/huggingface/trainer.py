@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import random
@@ -15,8 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from adadp.accounting.guarantee import Guarantee
+from adadp.clipping import PaidLoss
 from adadp.errors import ConfigurationError
 from adadp.extras import require
+from adadp.integrations.huggingface import resuming
 from adadp.integrations.huggingface.callback import PrivacyCallback
 from adadp.integrations.huggingface.card import write_into_card, write_into_state
 from adadp.integrations.huggingface.lots import LotNumbers, LotsInPieces, SteppedOptimizer
@@ -31,7 +34,8 @@ from adadp.integrations.huggingface.refusals import (
 )
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.replay import TrainingStep
-from adadp.sampling.loader import PrivateLoader, sampling_of
+from adadp.sampling.loader import PrivateLoader
+from adadp.sampling.units import Units
 
 #: Figures of a trainer's log that are private, and that nobody has paid for.
 PRIVATE_FIGURES = (
@@ -92,6 +96,10 @@ class PrivateTraining:
         self._private: PrivateOptimizer | None = None
         self._lots: LotsInPieces | None = None
         self._step: TrainingStep | None = None
+        self._units: Units | None = None  # persons, whose rows the training set holds
+        self._saved: resuming.Saved | None = None  # what train() goes on with
+        self._paid: list[float] = []  # mean losses that were released since the last log
+        self._planned = 0  # lots of the whole run
         self._trained_model: Any = None  # as the trainer's loop gives it: with autocast, compiled
         above.__init__(*args, **kwargs)
         self._self.callback_handler.callbacks.insert(0, PrivacyCallback(self))
@@ -124,6 +132,7 @@ class PrivateTraining:
             refuse_callback(callback, self.privacy.public_evaluation)
         if self._private is not None:  # an earlier call's: the trainer's own optimizer goes on
             trainer.optimizer, self._private = self._private.original_optimizer, None
+        self._saved = self._read(resume_from_checkpoint)
         if self.privacy.seed is None:
             _draw_from_the_system()
         try:
@@ -132,6 +141,14 @@ class PrivateTraining:
             self.engine.detach(trainer.model)
             self.engine.close()  # the ledger is free for others, and has back what was reserved and not used
         return output._replace(training_loss=float("nan"))
+
+    def _read(self, resume_from_checkpoint: Any) -> resuming.Saved | None:
+        """The private run to go on with, if there is one. A missing checkpoint is the trainer's own error."""
+        folder = resume_from_checkpoint
+        if folder is True:
+            utilities: Any = require("transformers.trainer_utils", "huggingface", "a private trainer")
+            folder = utilities.get_last_checkpoint(self._self.args.output_dir)
+        return resuming.read(folder) if folder else None
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: each trial is a run on the private data, and the choice between them another."""
@@ -144,7 +161,8 @@ class PrivateTraining:
 
     def get_train_dataloader(self) -> Any:
         """The numbers of an epoch's lots. The lots themselves are fetched where they are trained on."""
-        return LotNumbers(len(sampling_of(self._ordinary_loader(), self.privacy.sampling)))
+        self._units = self.privacy.units(self._self.train_dataset)
+        return LotNumbers(self.privacy.lots(self._ordinary_loader(), self._units))
 
     def num_examples(self, dataloader: Any) -> int:
         """As the trainer's."""
@@ -194,12 +212,15 @@ class PrivateTraining:
         self._rows = self._row_losses()
         self._rows.refuse_another(trainer.model, self._single_rows(ordinary), trainer.label_smoother)
         loader: PrivateLoader
+        steps, noise_multiplier = self._plan()
         _, self._private, loader = self.privacy.make_private(
             self.engine,
-            steps=self._steps_to_come(),
+            steps=steps,
+            noise_multiplier=noise_multiplier,
             module=trainer.model,
             optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
             data_loader=ordinary,
+            unit=self._units,
         )
         if self.privacy.public_evaluation:
             self._private._run.note(assumptions=[_PUBLIC_EVALUATION])
@@ -208,13 +229,23 @@ class PrivateTraining:
         loader.whole_lots = self.privacy.pad_lots  # pieces are padded by themselves, unless steps are to be replayed
         return SteppedOptimizer(self._private)
 
-    def _steps_to_come(self) -> int:
-        state = self._self.state
+    def _plan(self) -> tuple[int, float | None]:
+        """How many lots are planned, and with which noise if that is settled. An interrupted run keeps its plan."""
+        state, saved = self._self.state, self._saved
+        self._planned = int(state.max_steps)
+        if saved is None:
+            return self._planned, None
         if state.global_step >= state.max_steps:
             raise ConfigurationError(
                 f"all {state.max_steps} steps were made already: raise max_steps or num_train_epochs to train on"
             )
-        return int(state.max_steps - state.global_step)
+        if self.engine._runs:  # of an earlier call of train(), whose ledger the next engine goes on with
+            self.engine = dataclasses.replace(self.privacy, ledger=self.engine._open()).engine()
+        if saved.steps == self._planned:
+            self.engine.load_state_dict(saved.engine)
+            return self._planned, saved.noise_multiplier
+        self.engine._open().inherit(saved.spending)  # another plan is another run, on top of what was spent
+        return int(state.max_steps - state.global_step), None
 
     def _row_losses(self) -> RowLosses:
         trainer = self._self
@@ -249,6 +280,9 @@ class PrivateTraining:
             with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
                 self._step(trainer._prepare_inputs(batch))
         self._trained_model = None
+        clipping = None if self._private is None else self._private._step.clipping
+        if isinstance(clipping, PaidLoss) and clipping.mean is not None and not self.budget_spent:
+            self._paid.append(float(clipping.mean))
         return torch.zeros((), device=trainer.args.device)
 
     @property
@@ -287,6 +321,9 @@ class PrivateTraining:
         training = "learning_rate" in logs or "train_runtime" in logs
         for name in PRIVATE_FIGURES:
             logs.pop(name, None)
+        if training and self._paid:
+            logs["loss"] = sum(self._paid) / len(self._paid)  # released with the gradients
+            self._paid.clear()
         if training:
             epsilon = self.guarantee.epsilon
             if epsilon is not None:
@@ -318,6 +355,12 @@ class PrivateTraining:
         above: Any = super()
         write_into_state(self._self.state, self.guarantee)
         above.save_state()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        above: Any = super()
+        above._save_optimizer_and_scheduler(output_dir)
+        if self._private is not None and self._self.args.should_save and not self.budget_spent:
+            resuming.save(output_dir, self.engine, self._private.noise_multiplier, self._planned)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Nothing is saved: whoever knows dropout's random numbers can tell rows of a lot apart by them."""
