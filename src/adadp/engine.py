@@ -207,7 +207,7 @@ class PrivacyEngine(Checkpointing):
         if reasons and self.budget is not None:
             raise NoGuaranteeError("a budget cannot be kept where the guarantee is none: " + "; ".join(reasons))
         check_parts(max_physical_batch_size, prefetch)
-        line = self._line(next(self._numbers), drawn.event_despite(sigma, reasons), module, chosen, together.group.size)
+        line = self._line(next(self._numbers), drawn.event_despite(sigma, reasons), module, chosen, together)
         randomness = together.sharing(line.randomness)
         trained = trained_before(module, optimizer)
         capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)

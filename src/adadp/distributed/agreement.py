@@ -77,7 +77,7 @@ class AgreementOfAll(Agreement):
         return BoundedSums(self.group.totals(sums))
 
     def _weights_at(self, lot: int) -> int:
-        return checksum(self._weights) if lot in (1, 10) or lot % _EVERY == 0 else 0
+        return checksum(self._weights) if self._released in (0, 1, 10) or lot % _EVERY == 0 else 0
 
     def _conclude(self, lot: int, state: list[int], raised: Exception | None) -> None:
         waiting = [] if self.group.first else list(self._run.waiting)

@@ -18,7 +18,7 @@ from adadp.accounting.run import Run
 from adadp.accounting.shared import Limits
 from adadp.distributed.group import Group
 
-#: What each process keeps of its own releases. The other records of the ledger go from process 0 to all.
+#: What each process keeps of the runs that it makes. The other records of the ledger go from process 0 to all.
 _OWN = frozenset({"reserve", "give-back", "close"})
 
 
@@ -70,7 +70,13 @@ class Books:
 
         def read() -> LedgerState:
             opened.append(open_ledger())
-            opened[0].on_record = lambda record: None if record["kind"] in _OWN else unsent.append(dict(record))
+            ledger = opened[0]
+
+            def note(record: dict[str, Any]) -> None:
+                if record["kind"] not in _OWN or record["run"] not in ledger._open:
+                    unsent.append(dict(record))
+
+            ledger.on_record = note
             return opened[0]._refresh()
 
         state = group.from_first(read)

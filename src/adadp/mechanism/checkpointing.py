@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from adadp.accounting.budget import Budget
     from adadp.accounting.events import Event
     from adadp.accounting.run import Run
+    from adadp.distributed.together import Together
     from adadp.randomness import Randomness
 
 
@@ -85,7 +86,8 @@ class Checkpointing:
         values["optimizer"] = run_state.pack_state(private.original_optimizer.state_dict(), tensors, "optimizer")
         if scheduler is not None:
             values["scheduler"] = run_state.pack_state(scheduler.state_dict(), tensors, "scheduler")
-        write(path, Checkpoint(values, tensors))
+        if private._step.agreement.group.first:  # all processes may call this; they have the same to save
+            write(path, Checkpoint(values, tensors))
 
     def state_dict(self, optimizer: Optimizer | None = None) -> dict[str, Any]:
         """The run's position and what its clipping keeps, for frameworks that save weights and optimizer themselves.
@@ -197,7 +199,9 @@ class Checkpointing:
                 self.resumed.load_ledger(self._ledger)
         return self._ledger
 
-    def _line(self, number: int, event: Event, module: nn.Module, clipping: Clipping, processes: int) -> Continuation:
+    def _line(
+        self, number: int, event: Event, module: nn.Module, clipping: Clipping, together: Together
+    ) -> Continuation:
         """How the next run begins: anew, or where a checkpoint was made."""
         if self.resumed is None or (self._runs and self.seed is None):
             return Continuation(number, self._randomness.spawn(f"run {number}"), tuple(settings_of(clipping)))
@@ -206,11 +210,8 @@ class Checkpointing:
                 "an engine with a seed that resumes a run makes no second run: a run of this number may have used the "
                 "same noise before. Use another engine."
             )
-        if processes > 1:
-            raise ConfigurationError(
-                "a run of several processes is not resumed: load its weights with engine.load_checkpoint(path), and "
-                "begin another run, whose cost comes on top"
-            )
+        if together.group.size > 1:
+            return self.resumed.together(together.group, self._open(), self._randomness, self.seed, clipping)
         return self.resumed.continuation(self._open(), self._randomness, self.seed, event, module, clipping)
 
     def _private_optimizer(self, optimizer: Optimizer | None) -> PrivateOptimizer:

@@ -25,6 +25,7 @@ from adadp.accounting.planned import is_step, steps_in
 from adadp.accounting.unused import boot_id
 from adadp.checkpoint import Checkpoint, read
 from adadp.clipping.base import Clipping, settings_of
+from adadp.distributed.group import Group
 from adadp.errors import CheckpointError, CheckpointWarning
 from adadp.mechanism import run_state
 from adadp.mechanism.attempts import Attempt, on_cpu, path_of
@@ -89,17 +90,11 @@ class Resumed:
         run_state.refuse_other_clipping(self.values, clipping)
         if "module" in self.values:
             run_state.refuse_other_module(self.values["module"], self._checkpoint.tensors, module)
-        line = ledger.line(self._uid)
-        if not line:
-            where = "in memory" if ledger.path is None else str(ledger.path)
-            raise CheckpointError(
-                f"the ledger ({where}) does not hold the run of this checkpoint: give the engine the ledger that the "
-                "run was charged to, PrivacyEngine(resume=..., ledger=...)"
-            )
-        memory = [_IN_MEMORY.format(self.lot)] if ledger.path is None else []
+        line = self._line_in(ledger)
+        memory = self._memory(ledger)
         name, made_with = f"run {self._number}", tuple(settings_of(clipping))
         if seed is None:
-            return Continuation(self._number, root.spawn(name), made_with, line[0].id, None, None, tuple(memory), self)
+            return Continuation(self._number, root.spawn(name), made_with, line[0].id, None, None, memory, self)
         if self._number:
             raise CheckpointError(
                 "this run was not the first that its engine made private, and its seed is not on record: leave the "
@@ -121,9 +116,40 @@ class Resumed:
         if kept and path is not None:
             started = Attempt(path, randomness)
             started.start(self.lot, charged)
+        return Continuation(self._number, randomness, made_with, line[0].id, randomness.attempt, started, memory, self)
+
+    def together(
+        self, group: Group, ledger: Ledger, root: Randomness, seed: int | None, clipping: Clipping
+    ) -> Continuation:
+        """How the next run of several processes goes on: as process 0 decides, and with noise that is new.
+
+        Each process has a part of the sums only, so that nothing is repeated without a charge: with a seed it is
+        another attempt.
+        """
+        run_state.refuse_other_clipping(self.values, clipping)
+
+        def decide() -> tuple[str, int]:
+            return self._line_in(ledger)[0].id, 0 if seed is None else new_attempt()
+
+        resumes, attempt = group.from_first(decide)
         return Continuation(
-            self._number, randomness, made_with, line[0].id, randomness.attempt, started, tuple(memory), self
-        )
+            self._number, root.spawn(f"run {self._number}", attempt), tuple(settings_of(clipping)), resumes,
+            None if seed is None else attempt, None, self._memory(ledger), self,
+        )  # fmt: skip
+
+    def _line_in(self, ledger: Ledger) -> tuple[RunSummary, ...]:
+        """The runs of the ledger that this one goes on from, newest first."""
+        line = ledger.line(self._uid)
+        if not line:
+            where = "in memory" if ledger.path is None else str(ledger.path)
+            raise CheckpointError(
+                f"the ledger ({where}) does not hold the run of this checkpoint: give the engine the ledger that the "
+                "run was charged to, PrivacyEngine(resume=..., ledger=...)"
+            )
+        return line
+
+    def _memory(self, ledger: Ledger) -> tuple[str, ...]:
+        return (_IN_MEMORY.format(self.lot),) if ledger.path is None else ()
 
     def load(self, module: nn.Module, optimizer: Optimizer, clipping: Clipping) -> None:
         """Weights and optimizer, as far as they are in the checkpoint, and the clipping's state."""
