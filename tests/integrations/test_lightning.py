@@ -542,6 +542,8 @@ def test_a_resumed_fit_keeps_the_plan_and_the_noise_of_its_target(tmp_path: Path
     run.fit(made(), loader())
     run.save_checkpoint(tmp_path / "at.ckpt")
     assert "8 steps" in first.guarantee.sampling
+    run.validate(Module(), DataLoader(DATA, batch_size=40), ckpt_path=str(tmp_path / "at.ckpt"), verbose=False)
+    assert first.guarantee.sampling.startswith("8 steps")
     second = target()  # its ledger is in memory: what the first one's held comes with the checkpoint
     run = trainer(second, limit_train_batches=4, max_epochs=3)
     run.fit(Module(), loader(), ckpt_path=str(tmp_path / "at.ckpt"))

@@ -113,13 +113,16 @@ class Private(_Callback):  # type: ignore[misc]
 
     @property
     def epsilon(self) -> float | None:
-        """An upper bound on the guarantee's epsilon so far that costs next to no time; None where there is none."""
-        ledger = self.engine._open()
+        """An upper bound on the cost of the releases so far, which takes next to no time; None where there is none.
+
+        The guarantee may be larger while a planned run is under way: its plan is charged whole from the first step on.
+        """
         try:
-            bound = get_accountant("rdp").epsilon(ledger.charged(), self._target_delta).epsilon
+            bound = get_accountant("rdp").epsilon(self.engine._open().charged(), self._target_delta).epsilon
         except AccountingError:
             return None
-        return bound if self._target_epsilon is None else min(bound, self._target_epsilon)
+        budget = self.engine.budget
+        return min(bound, budget.epsilon) if budget is not None and budget.delta <= self._target_delta else bound
 
     # ---- a checkpoint carries the run ------------------------------------------------------------------------------
 
@@ -141,6 +144,7 @@ class Private(_Callback):  # type: ignore[misc]
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse what cannot be private before anything runs."""
+        self._saved = {}  # what `validate(ckpt_path=...)` loaded is not gone on with
         if stage == "fit":
             refuse_trainer(trainer, pl_module, public_validation=self._public_validation)
 
@@ -235,7 +239,8 @@ class Private(_Callback):  # type: ignore[misc]
         if self._loader.stopped:
             self._stop(trainer)
             return
-        if trainer.is_last_batch or batch_idx % trainer.log_every_n_steps == 0:
+        every = trainer.log_every_n_steps
+        if trainer.is_last_batch or (every and batch_idx % every == 0):
             epsilon = self.epsilon
             if epsilon is not None:
                 assert self._metrics is not None
