@@ -206,6 +206,7 @@ class PrivacyEngine(Checkpointing):
         reasons = [*drawn.reasons, *chosen.reasons, *against(expose_raw, sigma)]
         if reasons and self.budget is not None:
             raise NoGuaranteeError("a budget cannot be kept where the guarantee is none: " + "; ".join(reasons))
+        drawn.warn_of_none(stacklevel=3)
         check_parts(max_physical_batch_size, prefetch)
         line = self._line(next(self._numbers), drawn.event_despite(sigma, reasons), module, chosen, together)
         randomness = together.sharing(line.randomness)
@@ -411,13 +412,18 @@ class PrivacyEngine(Checkpointing):
     # ---- what may be said -----------------------------------------------------------------------------------------
 
     def guarantee(self, delta: float) -> Guarantee:
-        """The guarantee at `delta` for everything that this engine's ledger holds, or *none* and the reasons."""
+        """The guarantee at `delta` for everything that this engine's ledger holds, or *none* and the reasons.
+
+        Asked again within a few steps, epsilon is a quick upper bound less than 1% above the exact one, and a note says
+        so. Asked twice without a step in between, it is exact.
+        """
         ledger = self._open()
         strict = ledger.untried if self.strict else ()
         left = sum(counter.total() for counter in self._abandoned)
         waiting = self._last.waiting if self._last is not None else ()
         return ledger.guarantee(
             delta,
+            running=True,
             accountant=self.accountant_name,
             reasons=[*waiting, *(f"strict=True, and this could not be tried: {text}" for text in strict)],
             notes=[f"lots that were handed out and left: {left}"] if left else [],
@@ -429,7 +435,7 @@ class PrivacyEngine(Checkpointing):
         return self
 
     def get_epsilon(self, delta: float) -> float:
-        """The epsilon at `delta`. Raises NoGuaranteeError with the reasons where there is none."""
+        """The epsilon at `delta` (see `guarantee`). Raises NoGuaranteeError with the reasons where there is none."""
         return self.guarantee(delta).require()
 
     # ---- in parts ---------------------------------------------------------------------------------------------------

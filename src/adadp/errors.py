@@ -89,3 +89,7 @@ class ModelNotice(UserWarning):
 
 class LedgerNotice(UserWarning):
     """Something about a ledger in one line: what it holds already, or that another process is waited for."""
+
+
+class NoGuaranteeWarning(UserWarning):
+    """What was asked for has no guarantee, whatever follows: said before training starts."""

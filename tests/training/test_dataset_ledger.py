@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_written_is_said(data: Path, monkeypatch: pytest
 
 
 def test_a_budget_for_all_runs(data: Path) -> None:
-    with pytest.raises(ConfigurationError, match="give ledger too"):
+    with pytest.raises(ConfigurationError, match="give ledger= too"):
         plan(dataset="digits", budget=1.0)
     first = run(data, epsilon=1.0, budget=1.5).to_dict()
     assert first["epsilon"] == pytest.approx(1.5), "a filter's price is all of its budget"

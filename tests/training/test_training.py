@@ -185,7 +185,7 @@ def test_microbatches_change_no_number_of_steps() -> None:
     ("wrong", "match"),
     [
         ({"epsilon": 1.0, "noise_multiplier": 1.0}, "either epsilon"),
-        ({"epochs": 1.0, "steps": 5}, "either epochs or steps"),
+        ({"epochs": 1.0, "steps": 5}, "either epochs= or steps="),
         ({"steps": 0}, "steps must be at least 1"),
         ({"lot": 100_000}, "lot must be in 1..1,438"),
         ({"delta": 0.0}, "delta must be above 0"),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from adadp.accounting import gaussian, pld, renyi, theorem1
 from adadp.accounting.accountant import (
@@ -90,17 +91,23 @@ class Pld(Accountant):
                 raise AccountingError(f"{event!r} has no privacy loss distribution")
         return tuple(sampled), gaussian.compose(plain)
 
+    def parts(self, releases: Canonical, neighbours: Neighbours = Neighbours.ADD_REMOVE) -> tuple[pld.Part, ...]:
+        """The releases as `pld` composes them."""
+        parts, mu = self._parts(releases, neighbours)
+        return (*parts, (1 / mu, 1.0, 1)) if mu > 0 else parts
+
     def distribution(self, releases: Canonical, delta: float, neighbours: Neighbours) -> pld.Distribution | None:
         """The distribution of all releases together, fine enough for `delta`; None if it cannot be had."""
-        parts, mu = self._parts(releases, neighbours)
-        if mu > 0:
-            parts = (*parts, (1 / mu, 1.0, 1))
+        parts = self.parts(releases, neighbours)
         aim = delta
         while (scale := renyi.epsilon(releases, aim, neighbours)[0]) == 0:
             aim /= 1000  # epsilon is 0 at this delta; a smaller one shows how wide the losses are spread
         return pld.distribution(parts, delta, scale)
 
     def bound_epsilon(self, releases: Canonical, delta: float, neighbours: Neighbours) -> Spent:
+        return _pld_epsilon(releases, delta, neighbours)
+
+    def _bound_epsilon(self, releases: Canonical, delta: float, neighbours: Neighbours) -> Spent:
         parts, mu = self._parts(releases, neighbours)
         if not parts:
             return Spent(gaussian.epsilon(mu, delta), delta, self.name)
@@ -154,6 +161,11 @@ def _fallback_note(missing: bool) -> str:
         else "the privacy loss distribution's bound was larger"
     )
     return f"this is the rdp bound: {why}"
+
+
+@lru_cache(maxsize=64)  # what was asked at every step of a planned run, for instance
+def _pld_epsilon(releases: Canonical, delta: float, neighbours: Neighbours) -> Spent:
+    return Pld()._bound_epsilon(releases, delta, neighbours)
 
 
 @accountant("rdp")

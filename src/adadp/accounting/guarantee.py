@@ -13,7 +13,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adadp.accounting.composition import Canonical, Composition, canonical, uncovered_reasons
 from adadp.accounting.events import (
@@ -28,13 +28,17 @@ from adadp.accounting.events import (
 from adadp.errors import AccountingError, ConfigurationError, NoGuaranteeError
 from adadp.persons import PERSON
 
+if TYPE_CHECKING:
+    from adadp.accounting.running import RunningEpsilon
+
 PUBLIC_NUMBER = "the number of examples N in q = L / N is declared, public and the same for both neighbouring datasets"
 FIXED_BEFOREHAND = (
     "noise multipliers, sampling rates and numbers of releases were fixed beforehand and did not depend on "
     "earlier outputs"
 )
 
-_LARGEST_FACTOR = 10  # an epsilon above which e^epsilon is only a long number
+LARGE_EPSILON = 10
+"""From here on e^epsilon is only a long number, and the guarantee says that it is."""
 
 
 def round_up(value: float, digits: int = 4) -> str:
@@ -48,6 +52,15 @@ def round_up(value: float, digits: int = 4) -> str:
         # The step is one unit of the last digit; rounding may have carried it one further than needed, never
         # less.
     return text
+
+
+def large_epsilon(epsilon: float) -> str:
+    """The remark on an epsilon of `LARGE_EPSILON` or more."""
+    return (
+        f"epsilon {round_up(epsilon)} is large: a result may be e^{round_up(epsilon)} times as likely with an example "
+        f"as without it. From {LARGE_EPSILON} on the number promises next to nothing by itself: more noise, fewer "
+        "steps or more data lower it"
+    )
 
 
 def _plural(count: int, noun: str) -> str:
@@ -128,7 +141,7 @@ class Guarantee:
             return "Guarantee: none. Nothing is promised to those whose data was used."
         epsilon, unit = round_up(self.epsilon), _line(self.unit)
         factor = f"e^{epsilon}"
-        if self.epsilon <= _LARGEST_FACTOR:
+        if self.epsilon <= LARGE_EPSILON:
             factor = f"{round_up(math.exp(self.epsilon))} ({factor})"
         likely = f"no result is more than {factor} times as likely"
         if self.neighbours is Neighbours.REPLACE_ONE:
@@ -262,12 +275,13 @@ def make_guarantee(
     reasons: Sequence[str] = (),
     untried: Sequence[str] = (),
     notes: Sequence[str] = (),
+    running: RunningEpsilon | None = None,
 ) -> Guarantee:
     """What may be said about a composition at `delta`.
 
     `accountant` None means `pld`, or `rdp` where no distribution is known. `reasons` are the caller's own
     grounds for *none*, such as a value that left the training loop unnoised; `untried` is what could not be
-    tried, `notes` what else a reader should know. A composition that only
+    tried, `notes` what else a reader should know. `running` answers quickly where a loop asks. A composition that only
     this accountant refuses raises `AccountingError`; one that no proof covers gives a guarantee of *none*.
     """
     # Imported here so that reading and recording events needs no numerical library.
@@ -298,7 +312,10 @@ def make_guarantee(
             None, delta, neighbours, name, sampling, unit, None, tuple(assumptions), why,
             claim if claim is not None and math.isfinite(claim) else None, notes, untried,
         )  # fmt: skip
-    spent = chosen.epsilon(releases, delta, neighbours)
+    if running is None:
+        spent = chosen.epsilon(releases, delta, neighbours)
+    else:
+        spent = running.epsilon(chosen, releases, delta, neighbours)
     fixed = FIXED_BEFOREHAND
     if any(isinstance(event, RenyiBlock) for event, _ in releases):
         fixed += ", but for what a privacy filter admitted, whose order and budget were"
@@ -309,7 +326,8 @@ def make_guarantee(
             None, delta, neighbours, spent.accountant, sampling, unit, None, rests_on, (too_small,),
             notes=notes, untried=untried,
         )  # fmt: skip
+    large = [large_epsilon(spent.epsilon)] if spent.epsilon >= LARGE_EPSILON else []
     return Guarantee(
         spent.epsilon, delta, neighbours, spent.accountant, sampling, unit, spent.order, rests_on,
-        notes=tuple(dict.fromkeys((*spent.notes, *notes))), untried=untried,
+        notes=tuple(dict.fromkeys((*large, *spent.notes, *notes))), untried=untried,
     )  # fmt: skip

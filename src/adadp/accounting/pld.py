@@ -2,7 +2,7 @@
 
 Guarantee: the answers are upper bounds at every discretisation. dp-accounting's connect-the-dots rounding
 dominates the true distribution, what it truncates goes to an infinite loss, and what floating point may lose
-is subtracted from delta beforehand (`_LOST_PER_STEP`).
+is subtracted from delta beforehand (`LOST_PER_STEP`).
 
 A fixed interval does not serve every question: at q = 0.5, sigma = 0.4 and a million steps epsilon is a
 million and an interval of 1e-4 needs gigabytes, at q = 1e-6 it is 0.003 and the same interval is eight times
@@ -20,7 +20,7 @@ from typing import Any
 Part = tuple[float, float, int]
 """(noise multiplier, sampling rate, how often): one kind of Poisson-sampled Gaussian release."""
 
-_LOST_PER_STEP = 1e-15
+LOST_PER_STEP = 1e-15
 """What one step may hide from delta. dp-accounting's profile of one step is right to 5e-16 (against 40-digit
 arithmetic; a profile that is too small by x is dominated by one with x more infinite loss, so T steps lose
 at most T x). Its Fourier transform, raised to the number of steps, lost under 1e-16 a step where the exact
@@ -125,7 +125,7 @@ def _window(pmf: Any, count: int, tail: float) -> int:
     return int(high) - int(low) + 1
 
 
-def _build(parts: tuple[Part, ...], interval: float, tail: float) -> tuple[tuple[Direction, ...], float]:
+def build(parts: tuple[Part, ...], interval: float, tail: float) -> tuple[tuple[Direction, ...], float]:
     """The composition at one interval and the work it took. `TooLargeError` before it takes too much."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
@@ -162,13 +162,14 @@ def _build(parts: tuple[Part, ...], interval: float, tail: float) -> tuple[tuple
 
 
 @lru_cache(maxsize=8)  # each holds megabytes
-def distribution(parts: tuple[Part, ...], delta: float, scale: float) -> Distribution | None:
+def distribution(parts: tuple[Part, ...], delta: float, scale: float, stable: float = _STABLE) -> Distribution | None:
     """The composition, fine enough for its epsilon at `delta`; None where no affordable discretisation
     resolves it.
 
-    `scale` is an upper bound on that epsilon. It only chooses where the search begins.
+    `scale` is an upper bound on that epsilon. It only chooses where the search begins. It ends when epsilon falls by
+    less than the fraction `stable`.
     """
-    lost = _LOST_PER_STEP * sum(count for _, _, count in parts)
+    lost = LOST_PER_STEP * sum(count for _, _, count in parts)
     if delta <= 2 * lost or not (math.isfinite(scale) and scale > 0):
         return None
     tail = min(1e-5 * delta, 1e-8)
@@ -179,7 +180,7 @@ def distribution(parts: tuple[Part, ...], delta: float, scale: float) -> Distrib
     epsilon = math.inf
     while True:
         try:
-            composed, work = _build(parts, interval, tail)
+            composed, work = build(parts, interval, tail)
         except TooLargeError:
             if best is not None or interval > widest:
                 return best
@@ -192,7 +193,7 @@ def distribution(parts: tuple[Part, ...], delta: float, scale: float) -> Distrib
         value = candidate.epsilon(delta)
         if value <= epsilon:
             best, previous, epsilon = candidate, epsilon, value
-            if math.isfinite(value) and previous - value <= _STABLE * value:
+            if math.isfinite(value) and previous - value <= stable * value:
                 return best
         elif math.isfinite(epsilon):
             return best  # refining made it worse: rounding noise has taken over

@@ -23,6 +23,7 @@ from adadp.errors import LedgerError
 if TYPE_CHECKING:
     from adadp.accounting.guarantee import Guarantee
     from adadp.accounting.run import Run
+    from adadp.accounting.running import RunningEpsilon
 
 
 class ReadableLedger:
@@ -53,6 +54,7 @@ class ReadableLedger:
         self._open: dict[str, Run] = {}
         self._mutex = threading.RLock()
         self._owner = os.getpid()
+        self._running: RunningEpsilon | None = None
         if self._chain is not None and self._chain.exists():
             self._replay(self._chain.read())
 
@@ -214,19 +216,25 @@ class ReadableLedger:
         reasons: Sequence[str] = (),
         untried: Sequence[str] = (),
         notes: Sequence[str] = (),
+        running: bool = False,
     ) -> Guarantee:
         """What may be said about everything in this ledger, with the remarks of all its runs and those given here.
 
         `accountant` None means `pld`, or `rdp` where no distribution is known. What a privacy filter admitted is
         always accounted for by `rdp`: its price is its whole budget, whatever was used of it. `unit` is the unit that
-        the plans declared ("one example" where they did not).
+        the plans declared ("one example" where they did not). `running` answers quickly where a loop asks.
         """
         from adadp.accounting.statement import over
 
         with self._mutex:
             given = Remarks.of(assumptions, reasons, untried, notes)
             remarks = self._remarks().joined(given)
-            return over(self._state, self._exact, remarks, delta, accountant, unit)
+            if running and self._running is None:
+                from adadp.accounting.running import RunningEpsilon
+
+                self._running = RunningEpsilon()
+            quick = self._running if running else None
+            return over(self._state, self._exact, remarks, delta, accountant, unit, quick)
 
     def spending(self) -> dict[str, Any]:
         """Everything that weights trained under this ledger may depend on, as plain values (`spending`).

@@ -10,6 +10,7 @@ from adadp.accounting.events import Neighbours
 from adadp.accounting.guarantee import Guarantee, describe, make_guarantee
 from adadp.accounting.ledger_state import LedgerState, View
 from adadp.accounting.remarks import Remarks
+from adadp.accounting.running import RunningEpsilon
 from adadp.accounting.spending import DEFAULT_UNIT
 from adadp.errors import ConfigurationError
 
@@ -20,7 +21,13 @@ FIXED_BEFORE_INHERITED = (
 
 
 def over(
-    state: LedgerState, view: View, remarks: Remarks, delta: float, accountant: str | None, unit: str | None
+    state: LedgerState,
+    view: View,
+    remarks: Remarks,
+    delta: float,
+    accountant: str | None,
+    unit: str | None,
+    running: RunningEpsilon | None = None,
 ) -> Guarantee:
     """What may be said about everything that `state` hold, given all `remarks`.
 
@@ -48,6 +55,7 @@ def over(
         reasons=remarks.reasons,
         untried=remarks.untried,
         notes=notes,
+        running=running,
     )
     if not filtered or state.budget is None:
         return found

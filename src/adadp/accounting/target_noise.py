@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 from adadp.accounting.composition import Canonical
 from adadp.accounting.events import Event, Neighbours, RenyiBlock
-from adadp.errors import ConfigurationError
+from adadp.errors import ConfigurationError, LedgerNotice
 
 
 def noise_for_target(
@@ -35,7 +36,9 @@ def noise_for_target(
             no target for one run.
 
     """
-    from adadp.accounting.calibration import calibrate_noise  # the accounting stack is needed only here
+    from adadp.accounting.accountants import get_accountant  # the accounting stack is needed only here
+    from adadp.accounting.calibration import calibrate_noise
+    from adadp.accounting.guarantee import round_up
 
     if any(isinstance(kept, RenyiBlock) for kept, _ in spent):
         raise ConfigurationError(
@@ -47,4 +50,15 @@ def noise_for_target(
         return [*spent, (event(noise_multiplier), steps)]
 
     found = calibrate_noise(composition, epsilon, delta, accountant=accountant, neighbours=neighbours)
+    if spent:
+        first = calibrate_noise(
+            lambda sigma: [(event(sigma), steps)], epsilon, delta, accountant=accountant, neighbours=neighbours
+        )
+        before = get_accountant(accountant).epsilon(spent, delta, neighbours).epsilon
+        warnings.warn(
+            f"the ledger holds epsilon {round_up(before)} of the target {epsilon:g} already (delta {delta:g}): "
+            f"noise multiplier {found.noise_multiplier:.4g}, where a first run needs {first.noise_multiplier:.4g}",
+            LedgerNotice,
+            stacklevel=3,
+        )
     return found.noise_multiplier

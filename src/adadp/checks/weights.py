@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from adadp.accounting.ledger import Ledger
+from adadp.checks import other_optimizers
 from adadp.distributed.wrapped import inside
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture
@@ -118,6 +119,7 @@ def mark_private(module: nn.Module, capture: Capture, ledger: Ledger) -> None:
     for part in module.modules():
         # Weak: the module's own hooks keep the capture alive, so that both can go together.
         _PRIVATE[part] = weakref.ref(capture)
+    other_optimizers.watch(module, capture)
 
 
 def inherit_spending(module: nn.Module, ledger: Ledger) -> None:

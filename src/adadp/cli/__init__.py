@@ -6,8 +6,11 @@ what they need when they run, so that `adadp --help` is quick.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from adadp import __version__
 from adadp.cli import account, audit, calibrate, evaluate, ledger, predict, train
 from adadp.cli.commands import Commands
 
@@ -18,6 +21,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train with differential privacy, and know what it cost.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"adadp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train with differential privacy, and know what it cost."""
+
+
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)

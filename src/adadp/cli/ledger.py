@@ -70,7 +70,7 @@ def show(
                 for dataset, releases in ledger.elsewhere
             ],
         }
-        typer.echo(json.dumps(values, indent=2))
+        typer.echo(json.dumps(values))
         return
     print_table(f"Ledger {path}", _rows(ledger))
     typer.echo(f"\nAll runs together\n{guarantee.to_text(80)}")
@@ -160,6 +160,6 @@ def check(
         within = guarantee.epsilon is not None and guarantee.epsilon <= epsilon
         values.update(epsilon=guarantee.epsilon, delta=delta, budget=epsilon, within_budget=within)
         lines.append(f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g}. {guarantee.to_text(80)}")
-    typer.echo(json.dumps(values, indent=2) if json_output else "\n".join(lines))
+    typer.echo(json.dumps(values) if json_output else "\n".join(lines))
     if not within:
         raise typer.Exit(1)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from adadp.errors import PrivacyError
+from adadp.errors import LedgerNotice, ModelNotice, NoGuaranteeWarning, PrivacyError, UntriedWarning
 
 
 class OneLineGroup(TyperGroup):
@@ -18,7 +22,8 @@ class OneLineGroup(TyperGroup):
         """Run a command and exit."""
         kwargs["standalone_mode"] = False
         try:
-            code = super().main(*args, **kwargs)
+            with _own_warnings():
+                code = super().main(*args, **kwargs)
         except PrivacyError as error:
             _fail(str(error))
         except (OSError, MemoryError) as error:
@@ -39,6 +44,44 @@ class OneLineGroup(TyperGroup):
 def _fail(message: str, code: int = 2) -> None:
     typer.echo("adadp: " + " ".join(message.split()), err=True)
     sys.exit(code)
+
+
+@contextmanager
+def _own_warnings() -> Iterator[None]:
+    """Inside, warnings of adadp are one line on stderr, without the line of code that they come from."""
+    own = (LedgerNotice, ModelNotice, NoGuaranteeWarning, UntriedWarning)
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, own):
+            warn(str(message))
+        else:
+            usual(message, category, *rest, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
+
+
+@contextmanager
+def as_options(names: Collection[str]) -> Iterator[None]:
+    """Inside, a refusal that names settings (`lot must be`, `ledger=`, `dataset_name`) names the options instead."""
+    try:
+        yield
+    except PrivacyError as error:
+        words = "|".join(sorted(names, key=len, reverse=True))
+        text = re.sub(rf"^({words})(?= )|\b({words})=", lambda found: f"{_option(found[1] or found[2])}", str(error))
+        parts = "|".join(name for name in names if "_" in name)
+        text = re.sub(rf"(?<![-\w])({parts})\b", lambda found: _option(found[1]), text)
+        if text == str(error):
+            raise
+        raise PrivacyError(text) from error
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def warn(message: str) -> None:

@@ -30,12 +30,14 @@ def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(escape(name), escape(value))
-    Console(soft_wrap=False, highlight=False).print(table)
+    console = Console(soft_wrap=False, highlight=False)
+    console.print(f"[italic]{escape(title)}[/italic]")
+    console.print(table)
 
 
 def print_list(title: str, items: Sequence[str]) -> None:

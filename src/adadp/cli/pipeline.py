@@ -136,6 +136,13 @@ def warn_about_delta(delta: float, examples: int) -> tuple[str, ...]:
     return (f"delta {delta:g} is 1/N or more (N = {examples:,}): publishing one random example would satisfy it",)
 
 
+def warn_about_epsilon(epsilon: float | None) -> tuple[str, ...]:
+    """A warning where epsilon promises next to nothing by itself."""
+    from adadp.accounting.guarantee import LARGE_EPSILON, large_epsilon
+
+    return () if epsilon is None or epsilon < LARGE_EPSILON else (large_epsilon(epsilon),)
+
+
 def pipeline(examples: int, lot: int, steps: int, sampling: SamplingName, gaussian: Sequence[float] | None) -> Pipeline:
     """The options as one value, checked."""
     return Pipeline(examples, lot, steps, sampling, tuple(gaussian or ()))
@@ -167,7 +174,7 @@ def give(
         from adadp.cli.plot import draw_profile
 
         draw_profile(plot, composition, spent, accountant, run.neighbours)
-    warnings = warn_about_delta(spent.delta, run.examples)
+    warnings = (*warn_about_delta(spent.delta, run.examples), *warn_about_epsilon(spent.epsilon))
     for warning in warnings:
         warn(warning)
     assumptions = (*run.assumptions(), *spent.notes)
@@ -183,7 +190,7 @@ def give(
             values["order"] = int(spent.order) if spent.order.is_integer() else spent.order
         if warnings:
             values["warnings"] = list(warnings)
-        typer.echo(json.dumps(values, indent=2))
+        typer.echo(json.dumps(values))
         return
     print_table(title, rows)
     print_list("This rests on", assumptions)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adadp.cli.confirmation import confirm
-from adadp.cli.messages import warn
+from adadp.cli.messages import as_options, warn
 from adadp.cli.output import DataDirOption, JsonOption, option, print_list, print_table
-from adadp.cli.pipeline import warn_about_delta
+from adadp.cli.pipeline import warn_about_delta, warn_about_epsilon
 from adadp.errors import ConfigurationError
 from adadp.persons import PERSON
 
@@ -136,21 +136,24 @@ def train(
             values.pop(other, None)
     values["settings"] = {**values.get("settings", {}), **dict(_pair(text) for text in set_ or ())}
     where = "the command line" if config is None else str(config)
-    plan = planning.Plan(settings.from_mapping(values, where))
-    warnings = warn_about_delta(plan.delta, plan.population) if plan.algorithm.private else ()
+    with as_options(given):
+        plan = planning.Plan(settings.from_mapping(values, where))
+    warnings = (*warn_about_delta(plan.delta, plan.population), *warn_about_epsilon(plan.epsilon))
+    warnings = warnings if plan.algorithm.private else ()
     if not json_output:
         _print_plan(plan)
     confirm(plan, yes=yes, quiet=json_output)  # before anything is spent
     for warning in warnings:
         warn(warning)
     if json_output:
-        result = training.run(plan)
+        with as_options(given):
+            result = training.run(plan)
         warnings = (*warnings, *([result.remark] if result.remark else []))
         typer.echo(json.dumps({**result.to_dict(), **({"warnings": list(warnings)} if warnings else {})}))
         return
     from adadp.cli.progress import Bar
 
-    with Bar(plan) as bar:
+    with as_options(given), Bar(plan) as bar:
         result = training.run(plan, bar.show)
     _print_result(result)
 

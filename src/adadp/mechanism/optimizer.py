@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.run import Run
 from adadp.checks.loop_rules import LoopRules, mixed_passes
+from adadp.checks.other_optimizers import private_step
 from adadp.checks.trial import Trial
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
 from adadp.mechanism.observation import Observer
@@ -260,7 +261,8 @@ class PrivateOptimizer(Optimizer):
             self.stop(spent)
             return loss
         if microbatch.last:
-            self.original_optimizer.step()
+            with private_step():
+                self.original_optimizer.step()
             self._rules.settle()
             self.stepped = True
         return loss
@@ -295,7 +297,8 @@ class PrivateOptimizer(Optimizer):
         """Step with private gradients that a replay computed (`adadp.mechanism.replay`)."""
         for name, gradient in gradients.items():
             self._set(name, gradient)
-        self.original_optimizer.step()
+        with private_step():
+            self.original_optimizer.step()
         self._rules.settle()
         self.stepped = True
         self._opt_called = True  # what learning-rate schedulers look at

@@ -7,12 +7,13 @@ alone, so that drawing ahead, or again, changes nothing.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian, Uncovered
-from adadp.errors import ConfigurationError
+from adadp.errors import ConfigurationError, NoGuaranteeWarning
 
 if TYPE_CHECKING:  # commands that only account for lots do not wait for torch
     import torch
@@ -74,6 +75,12 @@ class Sampling(ABC):
     @abstractmethod
     def event(self, noise_multiplier: float) -> Event:
         """What one noised sum over a lot costs."""
+
+    def warn_of_none(self, stacklevel: int) -> None:
+        """Say, where training is set up, that no proof covers this scheme."""
+        if self.reasons:
+            said = f"there will be no epsilon with sampling={self.name!r}: {'; '.join(self.reasons)}"
+            warnings.warn(f"{said}. sampling='poisson' has one", NoGuaranteeWarning, stacklevel=stacklevel)
 
     def event_despite(self, noise_multiplier: float, reasons: Sequence[str]) -> Event:
         """As `event`, but uncovered where there are `reasons` why no proof holds (no noise at all is one)."""

@@ -97,7 +97,7 @@ def account_for(settings: Settings, name: str, algorithm: Algorithm, *, own_data
     if path is None:
         if settings.budget is not None:
             raise ConfigurationError(
-                "budget is for all runs on one data set together: give ledger too, the file in which they are kept"
+                "budget is for all runs on one data set together: give ledger= too, the file in which they are kept"
             )
         return Account(None, of_run=True)
     budget = None if settings.budget is None else Budget(settings.budget, delta)

@@ -47,11 +47,20 @@ def create(path: str | Path | None, name: str) -> Path:
                 return folder
             except FileExistsError:
                 number += 1
+            except OSError as error:
+                raise _no_folder(folder, error) from None
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is there already and is not empty: no run is written over another")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_folder(folder, error) from None
     return folder
+
+
+def _no_folder(folder: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"out must be a folder that can be made, and {folder} is not: {error.strerror}")
 
 
 def write(folder: Path, config: Mapping[str, Any], model: nn.Module, estimator: Estimator | None) -> None:

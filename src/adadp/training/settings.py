@@ -86,9 +86,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and self.noise_multiplier is not None:
-            raise ConfigurationError("give either epsilon, to which the noise is calibrated, or noise_multiplier")
+            raise ConfigurationError("give either epsilon=, to which the noise is calibrated, or noise_multiplier=")
         if self.epochs is not None and self.steps is not None:
-            raise ConfigurationError("give either epochs or steps")
+            raise ConfigurationError("give either epochs= or steps=")
         for name in ("lot", "steps", "microbatch", "evaluations"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from adadp.errors import UnsupportedModuleError
-from adadp.gradients.capture.hooks import WatchedPart
+from adadp.gradients.capture.hooks import WatchedPart, refuse_tracing
 from adadp.gradients.capture.meetings import Meetings, UnruledError
 from adadp.gradients.capture.readings import FREE, ONE_ROW, UNTRIED, Readings, Situation
 from adadp.gradients.capture.shared import Shared, refuse_shared
@@ -196,6 +196,7 @@ class Capture:
             self.running.append(Frame(part, False, False))
             return
         if not self._depth:
+            refuse_tracing()
             self._begin(part.module, args, kwargs)
             part = self._parts[id(part.module)]  # the trial may have sent it through torch.func
         layer = part.layer

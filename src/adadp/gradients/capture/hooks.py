@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
+from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture.slot import Slot
 from adadp.gradients.layers.layer import Layer
 
@@ -78,6 +79,16 @@ def copied_from(module: nn.Module) -> nn.Module | None:
 def _compiling() -> bool:
     """Whether torch.compile traces what runs now, or might: what it gave up on calls functions that it compiles."""
     return torch.compiler.is_dynamo_compiling() or callable(get_eval_frame_callback())
+
+
+def refuse_tracing() -> None:
+    """Raise while a graph of the module is recorded: it would hold the hooks and stand-ins of its training."""
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if tracing or torch.compiler.is_exporting():
+        raise UnsupportedModuleError(
+            "a graph of a private module would hold the engine's hooks (torch.jit.trace, torch.export, TensorBoard's "
+            "add_graph): pass a copy, copy.deepcopy(module), which has none, or call engine.detach(module) first"
+        )
 
 
 class _NoHooks:
