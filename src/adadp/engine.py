@@ -412,11 +412,7 @@ class PrivacyEngine(Checkpointing):
     # ---- what may be said -----------------------------------------------------------------------------------------
 
     def guarantee(self, delta: float) -> Guarantee:
-        """The guarantee at `delta` for everything that this engine's ledger holds, or *none* and the reasons.
-
-        Asked again within a few steps, epsilon is a quick upper bound less than 1% above the exact one, and a note says
-        so. Asked twice without a step in between, it is exact.
-        """
+        """The guarantee at `delta` for all that the ledger holds, or *none* and why. A loop may ask at every step."""
         ledger = self._open()
         strict = ledger.untried if self.strict else ()
         left = sum(counter.total() for counter in self._abandoned)

@@ -119,7 +119,7 @@ def train(
     """Train a model with differential privacy, and say what may be said about it."""
     given = {key: value for key, value in locals().items() if key not in ("config", "json_output", "set_", "yes")}
     from adadp.training import loop as training
-    from adadp.training import planning, settings
+    from adadp.training import planning, run_folder, settings
 
     values = {} if config is None else settings.read_toml(config)
     values.update({key: value for key, value in given.items() if value is not None})
@@ -138,6 +138,7 @@ def train(
     where = "the command line" if config is None else str(config)
     with as_options(given):
         plan = planning.Plan(settings.from_mapping(values, where))
+        run_folder.require_place(plan.settings.out)
     warnings = (*warn_about_delta(plan.delta, plan.population), *warn_about_epsilon(plan.epsilon))
     warnings = warnings if plan.algorithm.private else ()
     if not json_output:

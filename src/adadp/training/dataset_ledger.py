@@ -28,6 +28,7 @@ SUFFIX = ".adadp-ledger.jsonl"
 FAR_MORE_NOISE = 3.0
 """A run that needs this many times the noise of a first run is refused unless it was asked for."""
 
+_PARTS = {"preprocessing", "metrics"}  # keys in the plans of what a run releases beside its training
 _NAME = re.compile(r"[^\W_][\w .-]{0,99}")
 
 
@@ -235,9 +236,9 @@ def nothing_left(ledger: Ledger, epsilon: float, delta: float, accountant: str) 
 
 
 def runs_in(ledger: Ledger) -> int:
-    """How many runs were charged: the preprocessing of a run is none of its own."""
+    """How many runs were charged: the preprocessing and the figures of a run are none of their own."""
     charges = ledger.charges()
-    trained = sum(1 for run in ledger.runs if charges[run.id] and "preprocessing" not in run.plan)
+    trained = sum(1 for run in ledger.runs if charges[run.id] and not _PARTS & run.plan.keys())
     return trained + len(ledger.inherited)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,23 @@ from adadp.training.settings import parse_image_size, parse_range
 CONFIG, WEIGHTS, FITTED = "config.json", "model.safetensors", "preprocessing.safetensors"
 
 
+def require_place(path: str | Path | None) -> None:
+    """Refuse a folder that `create` could not make, before anything is spent."""
+    folder = Path("runs") if path is None else Path(path)
+    if path is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise _taken(folder)
+    above = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "cannot be written" if above.is_dir() else "is a file"
+        raise ConfigurationError(f"out must be a folder that can be made, and {folder} is not: {above} {why}")
+
+
+def _taken(folder: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"out must be a new folder: {folder} is there already and is not empty: no run is written over another"
+    )
+
+
 def create(path: str | Path | None, name: str) -> Path:
     """A new, empty folder at `path`, or the first free one of runs/NAME-1, runs/NAME-2, ..."""
     if path is None:
@@ -51,7 +69,7 @@ def create(path: str | Path | None, name: str) -> Path:
                 raise _no_folder(folder, error) from None
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"{folder} is there already and is not empty: no run is written over another")
+        raise _taken(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
