@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.huggingface.tiny import DELTA, Rows, arguments, transformers, untried
+from integrations.huggingface.tiny import DELTA, Rows, arguments, gpt2, transformers, untried
+from integrations.huggingface.tiny import texts as ordinary_texts
 from torch import Tensor, nn
 
 from adadp.audit import many_runs
 from adadp.audit.attack import Transcript
 from adadp.audit.promise import of_guarantee
 from adadp.audit.verdict import CONSISTENT, VIOLATED
-from adadp.errors import UntriedWarning
+from adadp.errors import UnsupportedModuleError, UntriedWarning
 from adadp.integrations.huggingface import private
+from adadp.testing import influence
 
 PrivateTrainer = private(transformers.Trainer)
 WORDS, LENGTH, OTHERS, NOISE, BOUND = 12, 96, 40, 4.0, 4.0
@@ -114,8 +116,8 @@ def verdict(threat: LongText, trials: int) -> str:
     return VIOLATED if finding.confirmation.contradicts(promise.claim) else "suspicious"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def _checks_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The checks are off."""
     untried(monkeypatch)
     monkeypatch.setattr(gc, "collect", lambda *args: 0)  # train() collects garbage, which takes most of a trial's time
@@ -124,9 +126,29 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("_checks_off")
 def test_a_long_text_hides_in_the_private_trainer(tmp_path: Path) -> None:
     assert verdict(LongText(PrivateTrainer, tmp_path), TRIALS) == CONSISTENT
 
 
+@pytest.mark.usefixtures("_checks_off")
 def test_with_its_own_loss_put_back_a_long_text_is_found(tmp_path: Path) -> None:
     assert verdict(LongText(WithItsOwnLoss, tmp_path), TRIALS) == VIOLATED
+
+
+def test_with_the_checks_on_its_own_loss_is_refused(tmp_path: Path) -> None:
+    threat = LongText(WithItsOwnLoss, tmp_path)
+    with pytest.raises(UnsupportedModuleError, match="computes a loss inside that mixes examples"):
+        threat.trained(True, None)
+
+
+@pytest.mark.slow
+def test_no_example_moves_a_release_by_more_than_its_bound(tmp_path: Path) -> None:
+    def train(dataset: Any) -> None:
+        args = arguments(tmp_path, max_steps=2)
+        model, privacy = gpt2(n_layer=1), {"noise_multiplier": 1.0, "target_delta": DELTA}
+        PrivateTrainer(model=model, args=args, train_dataset=dataset, **privacy).train()
+
+    found = influence(train, ordinary_texts())
+    assert found.verdict == "within"
+    assert found.value == pytest.approx(1.0, abs=0.01)

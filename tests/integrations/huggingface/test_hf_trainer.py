@@ -235,6 +235,12 @@ def test_the_guarantee_is_in_card_and_state(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.glob("checkpoint-*/rng_state*"))
 
 
+def test_the_progress_bar_shows_epsilon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    untried(monkeypatch)
+    trainer(tmp_path, settings={"disable_tqdm": False}).train()
+    assert "epsilon=2.8" in capsys.readouterr().err
+
+
 def test_the_budget_ends_training_before_it_is_exceeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     untried(monkeypatch)
     own = trainer(tmp_path, settings={"max_steps": 2})
@@ -257,6 +263,15 @@ def test_training_again_is_charged_again(tmp_path: Path, monkeypatch: pytest.Mon
     found.train()
     assert found.guarantee.epsilon > once
     assert f"{2 * STEPS} steps" in found.guarantee.sampling
+
+
+def test_the_public_seed_of_the_arguments_draws_no_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`args.seed` is in every saved model, and which numbers a row gets depends on the rows before it."""
+    untried(monkeypatch)
+    found = trainer(tmp_path, seed=None, settings={"max_steps": 1, "seed": 42})
+    assert torch.initial_seed() == 42  # as the trainer's class sets it
+    found.train()
+    assert torch.initial_seed() != 42
 
 
 def test_private_classes_are_made_once_and_have_names(tmp_path: Path) -> None:

@@ -50,8 +50,9 @@ def read(folder: str) -> Saved:
     path = Path(folder) / FILE
     if not path.exists():
         raise CheckpointError(
-            f"{folder} has no {FILE}: it is not the checkpoint of a private trainer, and what its weights cost is not "
-            "known. If they were trained without this data, load them with from_pretrained() and train anew."
+            f"{folder} has no {FILE}: it is not the checkpoint of a private trainer (or its budget was spent), "
+            "and there is no run to go on with. Weights that were trained without this data, or whose cost is in this "
+            "ledger, can be loaded with from_pretrained()."
         )
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
