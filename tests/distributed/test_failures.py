@@ -18,8 +18,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from adadp import PrivacyEngine
+from adadp import PrivacyEngine, training
 from adadp.accounting.ledger import Ledger
+from adadp.errors import ConfigurationError
 from distributed.team import TIMEOUT, start, values
 from distributed.work import LOT, cross_entropy, data, mlp, train
 
@@ -106,6 +107,21 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 def test_make_private_refuses_in_every_process(refused: list[dict[str, str]], name: str, says: str) -> None:
     for found in refused:
         assert says in found[name]
+
+
+def test_processes_that_do_not_know_of_one_another_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    make(mlp())  # a number of workers of something else
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    with pytest.raises(ConfigurationError, match="init_process_group"):
+        make(mlp())
+
+
+def test_the_command_does_not_train_in_several_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigurationError, match="in one process"):
+        training.train(dataset="digits", epsilon=4.0, delta=1e-3, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # ---- a lot fails in all processes if it fails in one -----------------------------------------------------------------

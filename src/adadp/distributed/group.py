@@ -7,6 +7,7 @@ asks a `Group` and need not know which of the two it is.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -164,6 +165,12 @@ def group_of(module: nn.Module) -> Group:
     A collective call the first time: all processes make their models private at the same place.
     """
     if not (dist.is_available() and dist.is_initialized()):
+        if dist.is_available() and dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigurationError(
+                "this process was started by torchrun as one of several, and torch.distributed was not initialised: "
+                "each would train and spend by itself. Call torch.distributed.init_process_group() before "
+                "make_private"
+            )
         return Group()
     wrapper = wrapper_of(module)
     group = dist.group.WORLD if wrapper is None else wrapper.process_group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -138,6 +139,12 @@ def train(settings: Settings | None = None, *, report: Report | None = None, **o
 
 def run(plan: Plan, report: Report | None = None) -> Result:
     """Spend what was planned: fit the preprocessing, train, and write the run's folder."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigurationError(
+            "adadp train runs in one process, and WORLD_SIZE says that this is one of several: each would spend by "
+            "itself. Start it without torchrun; for several processes write a script with PrivacyEngine "
+            "(docs/distributed.md)"
+        )
     return _Execution(plan, report).run()
 
 
