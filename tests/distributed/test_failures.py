@@ -120,7 +120,7 @@ def test_processes_that_do_not_know_of_one_another_are_refused(monkeypatch: pyte
 def test_the_command_does_not_train_in_several_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigurationError, match="in one process"):
-        training.train(dataset="digits", epsilon=4.0, delta=1e-3, out=tmp_path / "run")
+        training.train(dataset="digits", epsilon=4.0, delta=1e-3, out=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -49,12 +51,13 @@ class Counter:
     def __init__(self) -> None:
         self.bytes, self.calls = 0, 0
 
-    def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
         """DistributedDataParallel's own reduction, counted."""
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
         self.bytes, self.calls = self.bytes + bucket.buffer().nbytes, self.calls + 1
-        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        reduced: torch.futures.Future[Tensor] = allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        return reduced
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -80,7 +83,7 @@ class Counter:
 
 
 # DistributedDataParallel wants types here, and not their names.
-Counter.hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]})
+Counter.hook.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[Tensor]})
 
 
 def measure(rank: int, size: int, backend: str) -> dict[str, Any]:
@@ -104,7 +107,8 @@ def measure(rank: int, size: int, backend: str) -> dict[str, Any]:
 
     def plain_step() -> None:
         ordinary.zero_grad()
-        nn.functional.cross_entropy(plain(own[0]), own[1]).backward()
+        loss = nn.functional.cross_entropy(plain(own[0]), own[1])
+        loss.backward()  # type: ignore[no-untyped-call]
         ordinary.step()
 
     def private_step() -> None:
@@ -115,7 +119,11 @@ def measure(rank: int, size: int, backend: str) -> dict[str, Any]:
 
     times: dict[str, list[float]] = {"plain": [], "private": [], "rows": []}
     group = group_of(private)
-    steps = {"plain": plain_step, "private": private_step, "rows": lambda: group.rows([0] * 5)}
+    steps: dict[str, Callable[[], Any]] = {
+        "plain": plain_step,
+        "private": private_step,
+        "rows": lambda: group.rows([0] * 5),
+    }
     for turn in range(WARM_UP + ROUNDS):
         for name, step in steps.items():
             counter = counters.get(name, Counter())
@@ -155,7 +163,7 @@ def _row(size: int, backend: str) -> dict[str, Any]:
     import json
 
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_one, (size, backend, folder), nprocs=size)  # type: ignore[no-untyped-call]
+        spawn(_one, (size, backend, folder), nprocs=size)  # type: ignore[no-untyped-call]
         found: dict[str, Any] = json.loads((Path(folder) / "row.json").read_text())
     return found
 
