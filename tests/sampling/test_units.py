@@ -282,6 +282,29 @@ def test_persons_and_examples_are_not_mixed_in_a_ledger(tmp_path: Path) -> None:
     assert Ledger(path).guarantee(1e-3).unit == "one person"
 
 
+def test_a_run_for_persons_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    def begun(unit: object, **options: Any) -> Any:
+        engine = PrivacyEngine(ledger=tmp_path / "ledger.jsonl", dataset="visits", **options)
+        return engine, *made_private(data(len(IDS)), 6, engine, unit=unit, steps=4)
+
+    engine, model, optimizer, loader = begun(IDS)
+    for number, (inputs, targets) in enumerate(loader):
+        optimizer.zero_grad()
+        optimizer.backward(nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
+        optimizer.step()
+        if number == 1:
+            break
+    engine.save_checkpoint(tmp_path / "run", module=model, optimizer=optimizer)
+    planned = engine.guarantee(1e-3).epsilon
+    engine.close()
+    with pytest.raises(LedgerError):
+        begun(None, resume=tmp_path / "run")
+    engine, model, optimizer, loader = begun(IDS, resume=tmp_path / "run")
+    assert engine.resumed.lot == 2
+    found = engine.guarantee(1e-3)
+    assert (found.epsilon, found.unit) == (pytest.approx(planned), "one person")
+
+
 def test_noise_for_a_target_is_that_for_persons() -> None:
     torch.manual_seed(0)
     engine, model = PrivacyEngine(), nn.Linear(4, 3).double()
