@@ -368,8 +368,8 @@ def test_at_every_moment_the_ledger_holds_what_was_released(
 
     admit = Attempt.admit
 
-    def watched_admission(self: Attempt, lot: int, sums: Any, stddev: Any, charge: Callable[[], None]) -> None:
-        admit(self, lot, sums, stddev, lambda: (charge(), crash())[0])  # charged, and not written down
+    def watched_admission(self: Attempt, lot: int, sums: Any, stddev: Any, event: Any, charge: Any) -> None:
+        admit(self, lot, sums, stddev, event, lambda event: (charge(event), crash())[0])  # charged, not written down
 
     first = training(seed=seed, ledger=ledger, steps=None).save(folder / "c")
     monkeypatch.setattr(step_file, "add_noise", watched)

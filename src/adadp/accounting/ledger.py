@@ -187,13 +187,14 @@ class Ledger(ReadableLedger):
     def records(self) -> list[Record]:
         """All records of a ledger in memory, as plain values, for a checkpoint; none for one that has a file.
 
-        What open runs reserved and did not use is given back first.
+        What open runs reserved and did not use is given back first. Fingerprints of seeds are left out: checkpoints are
+        shown to others, and with the key a seed of few bits could be found by trying.
         """
         with self._mutex:
             if self._chain is None:
                 for run in self._open.values():
                     run._trim()
-            return copy.deepcopy(self._records)
+            return [{**copy.deepcopy(each), **({"seed": None} if "seed" in each else {})} for each in self._records]
 
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:

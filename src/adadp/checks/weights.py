@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from adadp.accounting.ledger import Ledger
 from adadp.checks import other_optimizers
 from adadp.distributed.wrapped import inside
-from adadp.errors import TrainingLoopError
+from adadp.errors import ConfigurationError, TrainingLoopError
 from adadp.gradients import Capture
 from adadp.gradients.capture.hooks import copied_from
 
@@ -122,6 +122,22 @@ def mark_private(module: nn.Module, capture: Capture, ledger: Ledger) -> None:
     other_optimizers.watch(module, capture)
 
 
+def note_paid(module: nn.Module, ledger: Ledger) -> None:
+    """Note that what was spent on the weights that were loaded into `module` is in `ledger`.
+
+    Raises:
+        ConfigurationError: another ledger is charged for what is trained from them.
+
+    """
+    module = inside(module)
+    if capture_of_private(module) is not None and _PAID.get(module) is not ledger:
+        raise ConfigurationError(
+            "this module was made private by another engine, whose ledger would not hold what these weights cost: load "
+            "them with that engine, or before make_private"
+        )
+    _PAID[module] = ledger
+
+
 def inherit_spending(module: nn.Module, ledger: Ledger) -> None:
     """Charge what was spent on these weights before, by another engine, or on those that they are a copy of."""
     for source in (module, copied_from(module)):
@@ -161,6 +177,7 @@ __all__ = [
     "foreign_leaves",
     "inherit_spending",
     "mark_private",
+    "note_paid",
     "private_part",
     "trained_before",
 ]

@@ -33,6 +33,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from adadp.accounting.events import Event
 from adadp.accounting.unused import SUMS
 from adadp.errors import CheckpointError, NotTheSameRunError
 from adadp.mechanism.sums import BoundedSums, Stddev
@@ -59,22 +60,25 @@ class Attempt:
         self._path, self._key = path, randomness.key_for("digests of sums")
         self._name = f"{hashlib.blake2b(b'name', key=self._key, digest_size=8).hexdigest()} {randomness.attempt}"
         self._known: dict[int, str] = {}
-        self._paid = 0  # releases that the ledger holds for this line of runs since the digests began
+        self._spare: dict[Event, int] = {}  # releases that the ledger holds for this attempt and that were not made
         self._file: int | None = None
 
     def start(self, lot: int, charged: int) -> None:
-        """Begin to write digests, before `lot`; the ledger holds `charged` steps of this line of runs."""
-        self._paid = 0
+        """Begin to write digests, before `lot`; the ledger holds `charged` steps of this attempt."""
         self._append(f"from {lot} {charged}")
         self.sync()
 
-    def resume(self, lot: int, charged: int, runs: int) -> bool:
-        """Go on from `lot`, where the ledger holds `charged` steps of this line of so many runs.
+    def resume(self, lot: int, charged: Mapping[Event, int], runs: int) -> bool:
+        """Go on from `lot`, where the ledger holds these steps of so many runs that made this attempt.
 
-        Each run that died may have been charged for one release that it did not come to write down, and not make.
+        Each run that died may have been charged for one release that it did not come to write down, and not make. It
+        is left for one of the same cost. What other runs were charged for pays for nothing here: they made it.
 
         Returns:
             False if that must not be: digests are missing from there on or damaged, or the attempt has ended.
+
+        Raises:
+            CheckpointError: more was released than the ledger holds.
 
         """
         began, lines = None, self._lines()
@@ -87,9 +91,16 @@ class Attempt:
                 self._known[int(words[0])] = words[1]
         if lines is None or began is None or began[0] > lot:
             return False
-        self._paid = max(charged - began[1], 0)
-        if len(self._known) < self._paid - runs:
+        spare = sum(charged.values()) - began[1] - len(self._known)
+        if spare < 0:
+            raise CheckpointError(
+                f"{self._path} knows of {len(self._known):,} releases of this run, and its ledger holds {-spare:,} "
+                "fewer: the ledger was put back to an earlier state. Put back the one that belongs to it"
+            )
+        if spare > runs:
             return False
+        kinds = [event for event, count in charged.items() if count]
+        self._spare = {kinds[0]: spare} if len(kinds) == 1 else {}
         self._open()
         self.sync()  # what is trusted now must be there after a restart too
         return True
@@ -112,8 +123,8 @@ class Attempt:
                 found.append(line.split(" ")[2:])
         return found
 
-    def admit(self, lot: int, sums: BoundedSums, stddev: Stddev, charge: Callable[[], None]) -> None:
-        """Admit the release of `sums` with the noise of `lot`, and charge it unless it is paid for.
+    def admit(self, lot: int, sums: BoundedSums, stddev: Stddev, event: Event, charge: Callable[[Event], None]) -> None:
+        """Admit the release of `sums` with the noise of `lot`, and charge `event` for it unless it is paid for.
 
         Raises:
             NotTheSameRunError: this noise was added to other sums. Nothing may be released.
@@ -132,9 +143,10 @@ class Attempt:
                 "(dropout). The same noise on both would come off by subtraction, so nothing was released. Resume "
                 "again: lots are then drawn anew, with other noise, and charged again."
             )
-        if len(self._known) >= self._paid:
-            charge()
-            self._paid += 1
+        if self._spare.get(event, 0):
+            self._spare[event] -= 1
+        else:
+            charge(event)
         self._append(f"{lot} {digest}")  # if the process dies before this, the release was not made, and is paid for
         self._known[lot] = digest
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from adadp.accounting.ledger import Ledger
 from adadp.checkpoint import Checkpoint, write
+from adadp.checks.weights import note_paid
 from adadp.clipping.base import Clipping, settings_of
 from adadp.errors import CheckpointError, ConfigurationError
 from adadp.mechanism import observation, run_state
@@ -163,11 +164,13 @@ class Checkpointing:
 
         Raises:
             CheckpointError: it cannot be read, or is of something else.
+            ConfigurationError: the module was made private by another engine.
             LedgerError, BudgetExhaustedError: this engine's ledger does not take what was spent.
 
         """
-        found = Resumed(path)
-        self._open().inherit(found.values["spending"])
+        found, ledger = Resumed(path), self._open()
+        note_paid(module, ledger)
+        ledger.inherit(found.values["spending"])
         found.load_module(module)
         if optimizer is not None:
             found.load_optimizer(getattr(optimizer, "original_optimizer", optimizer), module)

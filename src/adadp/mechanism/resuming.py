@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,22 +101,22 @@ class Resumed:
                 "this run was not the first that its engine made private, and its seed is not on record: leave the "
                 "seed out, and noise and lots are drawn from fresh entropy"
             )
-        charged = sum(steps_in(run.reserved) for run in line)
         kept = ledger.path is not None and on_cpu(dict(module.named_parameters()))
         mine = [run for run in line if run.seed == ledger._fingerprint(seed)]
         path = path_of(ledger.path) if ledger.path is not None else None
         if kept and path is not None and mine and _complete(mine):
-            randomness = root.spawn(name, line[0].attempt)
-            attempt = Attempt(path, randomness)
-            kinds = {kind for run in line for kind in run.reserved if is_step(kind)}
-            # What another kind of release was charged for does not pay for this kind.
-            if attempt.resume(self.lot, charged if kinds <= {event} else 0, len(line)):
-                return Continuation(self._number, randomness, made_with, line[0].id, line[0].attempt, attempt, (), self)
+            number = mine[0].attempt
+            same = [run for run in mine if run.attempt == number]
+            attempt = Attempt(path, root.spawn(name, number))
+            if attempt.resume(self.lot, _steps_of(same), len(same)):
+                return Continuation(
+                    self._number, root.spawn(name, number), made_with, line[0].id, number, attempt, (), self
+                )
         randomness = root.spawn(name, new_attempt())
         started = None
         if kept and path is not None:
             started = Attempt(path, randomness)
-            started.start(self.lot, charged)
+            started.start(self.lot, 0)
         return Continuation(self._number, randomness, made_with, line[0].id, randomness.attempt, started, memory, self)
 
     def together(
@@ -140,11 +141,19 @@ class Resumed:
     def _line_in(self, ledger: Ledger) -> tuple[RunSummary, ...]:
         """The runs of the ledger that this one goes on from, newest first."""
         line = ledger.line(self._uid)
+        where = "in memory" if ledger.path is None else str(ledger.path)
         if not line:
-            where = "in memory" if ledger.path is None else str(ledger.path)
             raise CheckpointError(
                 f"the ledger ({where}) does not hold the run of this checkpoint: give the engine the ledger that the "
                 "run was charged to, PrivacyEngine(resume=..., ledger=...)"
+            )
+        held = sum(_steps_of(run for run in line if run.uid == self._uid).values())
+        known = _whole({"charged": 0, **self.values}, "charged")
+        if held < known:
+            raise CheckpointError(
+                f"the ledger ({where}) holds {held:,} releases of this run, and the checkpoint was made after "
+                f"{known:,}: the ledger was put back to an earlier state. Put back the one that the run was charged to; "
+                "or begin a run of its own with engine.load_checkpoint(path), which charges what the checkpoint knows of"
             )
         return line
 
@@ -224,13 +233,21 @@ def begin_digests(optimizer: PrivateOptimizer) -> None:
     if step.agreement.group.size > 1:  # each process has only its part of the sums
         return
     digests = Attempt(path_of(ledger.path), step._randomness)
-    digests.start(optimizer._loader.lots.next, run._before + steps_in(run.charged()))
+    digests.start(optimizer._loader.lots.next, steps_in(run.charged()))
     _write_digests(optimizer, digests)
 
 
 def _write_digests(optimizer: PrivateOptimizer, digests: Attempt) -> None:
     optimizer._step.attempt = digests
     optimizer._run.before_close = digests.close
+
+
+def _steps_of(runs: Iterable[RunSummary]) -> Counter[Event]:
+    """How many steps of each kind the ledger holds for these runs."""
+    found: Counter[Event] = Counter()
+    for run in runs:
+        found.update({event: count for event, count in run.reserved.items() if is_step(event)})
+    return found
 
 
 def _complete(runs: list[RunSummary]) -> bool:

@@ -4,6 +4,7 @@
 | --- | --- |
 | `run`, `lot` | the run in the ledger, by uid, and the number of the lot that comes next |
 | `number` | which of its engine's runs it is |
+| `charged` | how many steps it was charged for: a ledger that holds fewer of them is refused |
 | `clipping` | state of clipping, shape and source; and with which numbers they were made |
 | `spending` | what was spent on the weights (`accounting.spending`) |
 | `ledger` | all records, of a ledger that has no file |
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from adadp.accounting.ledger import Ledger
+from adadp.accounting.planned import steps_in
 from adadp.checkpoint import Checkpoint
 from adadp.clipping.base import Clipping, settings_of
 from adadp.errors import CheckpointError, NotFiniteError, TrainingLoopError
@@ -37,7 +39,8 @@ VERSION = 1
 
 def refuse_within_lot(lots: Lots) -> None:
     """Raise where a lot is out: its sums are private data, and weights do not stand between two lots."""
-    if lots.current is not None and lots.current.of.state not in (State.RELEASED, State.LEFT):
+    over = (State.RELEASED, State.LEFT, State.FAILED) if lots.stopped else (State.RELEASED, State.LEFT)
+    if lots.current is not None and lots.current.of.state not in over:  # a refused charge fails its lot: it is gone
         raise TrainingLoopError(
             f"lot {lots.current.lot} is out ({lots.current.of.state.value}): a checkpoint is made between lots, after "
             "optimizer.step() and where optimizer.stepped is True"
@@ -61,6 +64,7 @@ def of_run(optimizer: PrivateOptimizer, ledger: Ledger, made_with: list[object],
         "run": optimizer._run.uid,
         "lot": lots.next,
         "number": number,
+        "charged": steps_in(optimizer._run.charged()),
         "clipping": {
             "made_with": pack(made_with, tensors, "made_with"),
             "kept": [pack_object(part, tensors, f"clipping.{n}", references) for n, part in enumerate(parts)],

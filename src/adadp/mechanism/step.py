@@ -325,7 +325,7 @@ class PrivateStep:
         if lot.charged:
             return
         try:
-            attempt.admit(lot.number, sums, stddev, lambda: self._charge(self.event))
+            attempt.admit(lot.number, sums, stddev, self.event, self._charge)
         except BaseException:
             self._drop(lot, State.FAILED)
             raise

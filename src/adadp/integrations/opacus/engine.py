@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from adadp.checks.setup import as_float, check_training
+from adadp.checks.weights import note_paid
 from adadp.clipping import Adaptive, Clipping, PerLayer
 from adadp.engine import PrivacyEngine as _Engine
 from adadp.errors import ConfigurationError, PrivacyError
@@ -263,6 +264,7 @@ class PrivacyEngine(_Engine):
 
         """
         found: dict[str, Any] = torch.load(path, **{"weights_only": True, **(torch_load_kwargs or {})})
+        note_paid(module, self._open())
         self.accountant.load_state_dict(found["privacy_accountant_state_dict"])
         weights = {key.removeprefix(_PREFIX): value for key, value in found["module_state_dict"].items()}
         module.load_state_dict(weights, **(module_load_dict_kwargs or {}))

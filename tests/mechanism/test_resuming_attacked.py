@@ -1,0 +1,106 @@
+"""Resuming, attacked: what users do with checkpoints and ledgers must never make an epsilon too small."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mechanism.test_resuming import LOT, Seen, Training, rows, steps_charged, training
+from torch import nn
+from torch.utils.data import DataLoader
+
+from adadp import PrivacyEngine
+from adadp.errors import CheckpointError, ConfigurationError
+
+
+def released(made: Training, until: int, **settings: Any) -> dict[int, torch.Tensor]:
+    """Train until then and end the run; returns each lot's noise."""
+    seen = Seen()
+    made.optimizer.observe(seen)
+    made.go(until, **settings).engine.close()
+    return seen.noise
+
+
+def test_lots_that_another_resumed_run_paid_for_are_not_free(tmp_path: Path) -> None:
+    """Of a run with a seed, resumed without it for two lots, and then with it."""
+    ledger, settings = tmp_path / "ledger.jsonl", {"ledger": tmp_path / "ledger.jsonl", "steps": None}
+    first = released(training(seed=7, **settings), 14, save=tmp_path / "c")
+    shutil.copy(tmp_path / "c", tmp_path / "ten")
+    between = released(training(resume=tmp_path / "ten", **settings), 12)
+    last = released(training(seed=7, resume=tmp_path / "ten", **settings), 20)
+    repeated = [lot for lot in last if lot in first and torch.equal(first[lot], last[lot])]
+    assert repeated == [10, 11, 12, 13]
+    assert steps_charged(ledger) == len(first) + len(between) + len(last) - len(repeated)
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_a_ledger_that_was_put_back_is_refused_by_a_newer_checkpoint(tmp_path: Path, seed: int | None) -> None:
+    settings: dict[str, Any] = {"ledger": tmp_path / "ledger.jsonl", "steps": None, "seed": seed}
+    made = training(**settings).go(3, save=tmp_path / "c", every=3)
+    (tmp_path / "old").mkdir()
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        shutil.copy(tmp_path / name, tmp_path / "old" / name)
+    made.go(40, save=tmp_path / "c").engine.close()
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        shutil.copy(tmp_path / "old" / name, tmp_path / name)
+    (tmp_path / "ledger.jsonl.left").unlink()
+    with pytest.raises(CheckpointError, match="put back to an earlier state"):
+        training(resume=tmp_path / "c", **settings)
+    # A run of its own on these weights is charged for what the checkpoint knows of.
+    model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+    engine = PrivacyEngine(dataset="rows", ledger=tmp_path / "ledger.jsonl")
+    engine.load_checkpoint(tmp_path / "c", module=model)
+    assert sum(count for _, count in engine._open().composition()) >= 40
+
+
+def test_digests_of_more_releases_than_the_ledger_holds_are_refused(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"ledger": tmp_path / "ledger.jsonl", "steps": None, "seed": 7}
+    training(**settings).go(5, save=tmp_path / "c").engine.close()
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        shutil.copy(tmp_path / name, tmp_path / f"old.{name}")
+    training(resume=tmp_path / "c", **settings).go(8).engine.close()
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        shutil.copy(tmp_path / f"old.{name}", tmp_path / name)
+    with pytest.raises(CheckpointError, match="3 releases of this run, and its ledger holds 3 fewer"):
+        training(resume=tmp_path / "c", **settings)
+
+
+def test_no_seed_is_found_by_trying_with_a_checkpoint(tmp_path: Path) -> None:
+    """A ledger in memory goes into the checkpoint, which people show to others."""
+    training(seed=42, steps=None).go(5, save=tmp_path / "c")
+    data = (tmp_path / "c").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    records = json.loads(header["values"])["ledger"]
+    fingerprint = hmac.new(bytes.fromhex(records[0]["key"]), b"seed 42", "sha256").hexdigest()
+    assert fingerprint.encode() not in data
+    resumed = training(seed=42, steps=None, resume=tmp_path / "c").go(8)  # its noise is new all the same
+    assert resumed.optimizer._step._randomness.attempt != 0
+
+
+def test_weights_that_one_engine_loads_are_charged_to_another_that_trains_them(tmp_path: Path) -> None:
+    training(ledger=tmp_path / "l.jsonl", steps=None).go(5, save=tmp_path / "c").engine.close()
+    model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+    PrivacyEngine(dataset="rows").load_checkpoint(tmp_path / "c", module=model)
+    engine = PrivacyEngine(dataset="rows")
+    engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(rows(), batch_size=LOT), noise_multiplier=1.0,
+    )  # fmt: skip
+    assert sum(count for _, count in engine._open().composition()) == 5
+    with pytest.raises(ConfigurationError, match="made private by another engine"):
+        PrivacyEngine(dataset="rows").load_checkpoint(tmp_path / "c", module=model)
+
+
+def test_a_run_whose_budget_is_spent_is_saved(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = training(steps=None, budget=(4.0, 1e-5)).go(2000)
+    assert made.loader.stopped
+    made.save(tmp_path / "c")
+    assert not made.optimizer._loader.lots.current.of.sums
