@@ -152,8 +152,9 @@ class Resumed:
         if held < known:
             raise CheckpointError(
                 f"the ledger ({where}) holds {held:,} releases of this run, and the checkpoint was made after "
-                f"{known:,}: the ledger was put back to an earlier state. Put back the one that the run was charged to; "
-                "or begin a run of its own with engine.load_checkpoint(path), which charges what the checkpoint knows of"
+                f"{known:,}: the ledger was put back to an earlier state. Put back the one that the run was charged "
+                "to; or begin a run of its own with engine.load_checkpoint(path), which charges what the checkpoint "
+                "knows of"
             )
         return line
 
