@@ -388,8 +388,8 @@ class PrivacyEngine(Checkpointing):
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        """This engine's runs in its ledger (`Ledger.charges`), oldest first."""
-        return tuple(run.id for run in self._runs)
+        """This engine's runs in its ledger (`Ledger.charges`), each followed by those that it resumes."""
+        return self._open().with_resumed(run.id for run in self._runs)
 
     def detach(self, module: nn.Module) -> None:
         """Remove the engine's hooks from a module, which is an ordinary one again. What was spent stays charged."""

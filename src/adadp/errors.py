@@ -43,6 +43,10 @@ class NotFiniteError(PrivacyError):
     """Weights are NaN or infinite: training cannot go on from them."""
 
 
+class InterruptedRunError(PrivacyError):
+    """A run was asked to stop, and did between two lots. The message says what was spent and how to go on."""
+
+
 class BudgetExhaustedError(PrivacyError):
     """The next release would exceed the budget. It did not run."""
 

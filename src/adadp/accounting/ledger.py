@@ -22,7 +22,6 @@ from __future__ import annotations
 import copy
 import hmac
 import json
-import operator
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -285,7 +284,7 @@ class Ledger(ReadableLedger):
         self._reclaim()
         plan = json.loads(canonical_json(plan))  # a copy that nobody else can change
         relation, unit = self._relation(plan), self._unit(plan)
-        fingerprint = None if seed is None else self._fingerprint(seed)
+        fingerprint = None if seed is None else self._state.fingerprint(seed)
         goes_on = attempt is not None and resume is not None and self._state.only_in_line(fingerprint, resume)
         if fingerprint in self._state.seeds and not goes_on:
             raise LedgerError(
@@ -351,9 +350,6 @@ class Ledger(ReadableLedger):
             raise ConfigurationError(f"a plan's unit must be a text such as 'one example', not {unit!r}")
         self.require_unit(unit or DEFAULT_UNIT)
         return unit
-
-    def _fingerprint(self, seed: int) -> str:
-        return hmac.new(self._state.key, f"seed {operator.index(seed)}".encode(), "sha256").hexdigest()
 
     def _require_resumable(self, resume: str | None, plan: dict[str, JSON]) -> None:
         while resume is not None:

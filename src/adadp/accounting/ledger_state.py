@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import hmac
+import operator
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,6 +163,10 @@ class LedgerState:
     def derived(self, purpose: str) -> str:
         """An id that is always the same for this ledger, and tells nobody its key."""
         return hmac.new(self.key, f"uid {purpose}".encode(), "sha256").hexdigest()[:32]
+
+    def fingerprint(self, seed: int) -> str:
+        """What stands for a seed in this ledger."""
+        return hmac.new(self.key, f"seed {operator.index(seed)}".encode(), "sha256").hexdigest()
 
     def _plan(self, record: Record) -> None:
         summary, steps = self.runs[record["run"]], record["steps"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,19 @@ class ReadableLedger:
                 raise LedgerError("only a new ledger in memory takes the records of another one")
             self._replay(records)
             self._records = copy.deepcopy(list(records))
+
+    def with_resumed(self, runs: Iterable[str]) -> tuple[str, ...]:
+        """These runs, and all that they resume."""
+        with self._mutex:
+            state = self._refresh()
+            return tuple({name: None for run in runs for name in (run, *(each.id for each in state.ancestors(run)))})
+
+    def unused(self, seed: int) -> RunSummary | None:
+        """A run that was started with this seed and has reserved nothing: its noise was never drawn."""
+        with self._mutex:
+            state = self._refresh()
+            found = [run for run in state.runs.values() if run.seed is not None and run.seed == state.fingerprint(seed)]
+            return found[0] if len(found) == 1 and not any(found[0].reserved.values()) else None
 
     def _refresh(self) -> LedgerState:
         """Read the file again unless this process holds it: another one may have charged since."""

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from adadp.accounting.guarantee import PUBLIC_NUMBER
 from adadp.sampling.schemes import NO_NOISE
 from adadp.sampling.units import Units
-
-if TYPE_CHECKING:
-    pass
 
 #: The assumptions of every guarantee, the most often violated first.
 _STANDING = (

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings as python_warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +15,7 @@ from adadp.cli.confirmation import confirm
 from adadp.cli.messages import as_options, warn
 from adadp.cli.output import DataDirOption, JsonOption, option, print_list, print_table
 from adadp.cli.pipeline import warn_about_delta, warn_about_epsilon
-from adadp.errors import ConfigurationError
+from adadp.errors import CheckpointWarning, ConfigurationError, InterruptedRunError
 from adadp.persons import PERSON
 
 if TYPE_CHECKING:
@@ -110,6 +113,12 @@ def train(
             "Charge this ledger: --epsilon is for all that it holds. [your own data: one beside it; else in the folder]"
         ),
     ] = None,
+    checkpoint_every: Annotated[
+        float | None, option("Seconds between checkpoints; 0 for none. Ctrl-C makes one, too. [60]")
+    ] = None,
+    resume: Annotated[
+        Path | None, option("Go on in this run's folder, with its settings; only --seed goes with it.")
+    ] = None,
     config: Annotated[Path | None, option("A TOML file with any of these options; what is given here wins.")] = None,
     yes: Annotated[
         bool, option("What is read off your data (classes, kinds of columns) counts as public.", "--yes")
@@ -117,8 +126,13 @@ def train(
     json_output: JsonOption = False,
 ) -> None:
     """Train a model with differential privacy, and say what may be said about it."""
-    given = {key: value for key, value in locals().items() if key not in ("config", "json_output", "set_", "yes")}
-    from adadp.training import loop as training
+    given = {
+        key: value for key, value in locals().items() if key not in ("config", "json_output", "set_", "yes", "resume")
+    }
+    if resume is not None:
+        more = {**given, "set": set_, "config": config}
+        _resume(resume, {key: value for key, value in more.items() if value is not None}, json_output)
+        return
     from adadp.training import planning, run_folder, settings
 
     values = {} if config is None else settings.read_toml(config)
@@ -146,17 +160,61 @@ def train(
     confirm(plan, yes=yes, quiet=json_output)  # before anything is spent
     for warning in warnings:
         warn(warning)
+    _run(plan, json_output, warnings, given)
+
+
+def _resume(folder: Path, given: dict[str, Any], json_output: bool) -> None:
+    """Go on with the run in a folder."""
+    wrong = [key for key in given if key not in ("seed", "checkpoint_every")]
+    if wrong:
+        raise ConfigurationError(
+            f"--resume goes on with the settings of {folder}: leave --{wrong[0].replace('_', '-')} out"
+        )
+    from adadp.training.checkpoints import plan_to_resume
+
+    plan = plan_to_resume(folder, seed=given.get("seed"), checkpoint_every=given.get("checkpoint_every"))
+    if not json_output:
+        _print_plan(plan)
+    _run(plan, json_output, (), given)
+
+
+def _run(plan: Plan, json_output: bool, warnings: Sequence[str], given: Collection[str]) -> None:
+    from adadp.cli.interrupts import Interrupts
+    from adadp.training import loop as training
+
+    with as_options(given), _one_line_warnings(), Interrupts() as interrupts:
+        try:
+            if json_output:
+                result = training.run(plan, None, interrupts.asked)
+            else:
+                from adadp.cli.progress import Bar
+
+                with Bar(plan) as bar:
+                    result = training.run(plan, bar.show, interrupts.asked)
+        except InterruptedRunError as stopped:
+            typer.echo(f"adadp: {stopped}", err=True)
+            raise typer.Exit(130) from None
     if json_output:
-        with as_options(given):
-            result = training.run(plan)
         warnings = (*warnings, *([result.remark] if result.remark else []))
         typer.echo(json.dumps({**result.to_dict(), **({"warnings": list(warnings)} if warnings else {})}))
         return
-    from adadp.cli.progress import Bar
-
-    with as_options(given), Bar(plan) as bar:
-        result = training.run(plan, bar.show)
     _print_result(result)
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Say in one line, without a place in the code, that the last checkpoint was damaged."""
+    with python_warnings.catch_warnings():
+        usual = python_warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, CheckpointWarning):
+                warn(str(message))
+            else:
+                usual(message, category, *place, **more)
+
+        python_warnings.showwarning = show
+        yield
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -72,6 +72,11 @@ class Resumed:
         self.lot, self._number, self._uid = _whole(values, "lot"), _whole(values, "number"), str(values.get("run"))
         self.extra: dict[str, Any] = dict(values.get("extra") or {})
 
+    @staticmethod
+    def beginning(run: RunSummary) -> dict[str, Any]:
+        """The state of a run that was started in its ledger and has made no lot: as `PrivacyEngine.state_dict()`."""
+        return {"values": {"version": run_state.VERSION, "run": run.uid, "lot": 0, "number": 0}, "tensors": {}}
+
     def load_ledger(self, ledger: Ledger) -> None:
         """A ledger in memory went into the checkpoint: it comes back from there."""
         records = self._checkpoint.values.get("ledger")
@@ -88,7 +93,8 @@ class Resumed:
                 on with this seed.
 
         """
-        run_state.refuse_other_clipping(self.values, clipping)
+        if "clipping" in self.values:
+            run_state.refuse_other_clipping(self.values, clipping)
         if "module" in self.values:
             run_state.refuse_other_module(self.values["module"], self._checkpoint.tensors, module)
         line = self._line_in(ledger)
@@ -102,12 +108,14 @@ class Resumed:
                 "seed out, and noise and lots are drawn from fresh entropy"
             )
         kept = ledger.path is not None and on_cpu(dict(module.named_parameters()))
-        mine = [run for run in line if run.seed == ledger._fingerprint(seed)]
+        mine = [run for run in line if run.seed == ledger._state.fingerprint(seed)]
         path = path_of(ledger.path) if ledger.path is not None else None
         if kept and path is not None and mine and _complete(mine):
             number = mine[0].attempt
             same = [run for run in mine if run.attempt == number]
             attempt = Attempt(path, root.spawn(name, number))
+            if not any(_steps_of(line).values()):  # not one lot was released
+                attempt.start(self.lot, 0)
             if attempt.resume(self.lot, _steps_of(same), len(same)):
                 return Continuation(
                     self._number, root.spawn(name, number), made_with, line[0].id, number, attempt, (), self
@@ -164,7 +172,8 @@ class Resumed:
     def load(self, module: nn.Module, optimizer: Optimizer, clipping: Clipping) -> None:
         """Weights and optimizer, as far as they are in the checkpoint, and the clipping's state."""
         values, tensors = self._checkpoint.values, self._checkpoint.tensors
-        run_state.put_into(values, tensors, clipping, module)
+        if "clipping" in values:
+            run_state.put_into(values, tensors, clipping, module)
         if "module" in values:
             run_state.unpack_module(values["module"], tensors, module)
         self.load_optimizer(optimizer, module)

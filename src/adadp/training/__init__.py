@@ -1,5 +1,5 @@
 """`adadp train` as a library: settings, a plan of public numbers, the loop, the run folder."""
 
-from adadp.training.loop import Progress, Result, plan, run, train
+from adadp.training.loop import Progress, Result, plan, resume, run, train
 
-__all__ = ["Progress", "Result", "plan", "run", "train"]
+__all__ = ["Progress", "Result", "plan", "resume", "run", "train"]

@@ -14,9 +14,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import algorithms, models
+from adadp import algorithms, models, preprocessing
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.budget import Budget
 from adadp.accounting.events import PoissonGaussian, Uncovered
@@ -24,13 +25,13 @@ from adadp.accounting.guarantee import Guarantee, round_up
 from adadp.accounting.ledger import Ledger
 from adadp.data import HELD_OUT_NOTE, Dataset, Table
 from adadp.engine import PrivacyEngine
-from adadp.errors import ConfigurationError
+from adadp.errors import ConfigurationError, InterruptedRunError
 from adadp.extras import require
 from adadp.mechanism.optimizer import BudgetWarning
 from adadp.persons import PERSON
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes import InputMaker
-from adadp.training import held_out
+from adadp.training import checkpoints, held_out
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
 from adadp.training.dataset_ledger import guarantee_of, runs_in
@@ -137,22 +138,63 @@ def train(settings: Settings | None = None, *, report: Report | None = None, **o
     return run(plan(settings, **options), report)
 
 
-def run(plan: Plan, report: Report | None = None) -> Result:
-    """Spend what was planned: fit the preprocessing, train, and write the run's folder."""
+def resume(
+    path: str | Path, *, seed: int | None = None, report: Report | None = None, stop: Callable[[], bool] = lambda: False
+) -> Result:
+    """Go on with the run in a folder that was interrupted, with its settings.
+
+    Args:
+        path: the folder.
+        seed: the run's, if it had one: on a CPU it then ends in the model of an uninterrupted run, bit for bit.
+        report, stop: as in `run`.
+
+    Returns:
+        As `run`.
+
+    Raises:
+        ConfigurationError: the run has ended, another process works on it, or there is nothing to go on from.
+        NotTheSameRunError: with the seed, data or code are not what they were. Resume again: lots are drawn anew.
+
+    Guarantee:
+        That of `PrivacyEngine(resume=)`: lots that are run again are charged again, unless they are the very same
+        releases.
+
+    """
+    return run(checkpoints.plan_to_resume(path, seed=seed), report, stop)
+
+
+def run(plan: Plan, report: Report | None = None, stop: Callable[[], bool] = lambda: False) -> Result:
+    """Spend what was planned: fit the preprocessing, train, and write the run's folder.
+
+    Args:
+        plan: of a new run, or of one that is resumed.
+        report: called after each step.
+        stop: asked after each step; where it says True the run stops, with a checkpoint.
+
+    Raises:
+        InterruptedRunError: `stop` said so. The message says what was spent, and how to go on.
+        NotFiniteError: weights are NaN or infinite.
+
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigurationError(
             "adadp train runs in one process, and WORLD_SIZE says that this is one of several: each would spend by "
             "itself. Start it without torchrun; for several processes write a script with PrivacyEngine "
             "(docs/distributed.md)"
         )
-    return _Execution(plan, report).run()
+    return _Execution(plan, report, stop).run()
+
+
+def _left_out(lots: PrivateLoader | ShuffledLots) -> bool:
+    """Whether a budget ended the run with a lot out that was not released."""
+    return isinstance(lots, PrivateLoader) and lots.stopped
 
 
 class _Execution:
     """One run of a plan."""
 
-    def __init__(self, plan: Plan, report: Report | None) -> None:
-        self.plan, self.settings, self.report = plan, plan.settings, report
+    def __init__(self, plan: Plan, report: Report | None, stop: Callable[[], bool]) -> None:
+        self.plan, self.settings, self.report, self.stop = plan, plan.settings, report, stop
         self.assumptions: list[str] = [f"public: {text}" for text in plan.public()]
         self.engine: PrivacyEngine | None = None
         self.charged: list[str] = []  # the ledger's ids of what this run charges, but for the engine's
@@ -160,11 +202,20 @@ class _Execution:
     def run(self) -> Result:
         plan = self.plan
         name = f"{plan.train.name}-{plan.algorithm.name}"
-        self.folder = runs.create(self.settings.out, name)
-        self.ledger = plan.ledger or Ledger(self.folder / "ledger.jsonl", dataset=plan.dataset_name)
-        plan.account.note_uncharged(f"{plan.algorithm}, {self.folder}")
-        if plan.noise_multiplier is not None and plan.algorithm.sound:
-            self.ledger.settle_order(PoissonGaussian(plan.noise_multiplier, plan.rate))
+        resumed = plan.resumed
+        self.folder = Path(str(self.settings.out)) if resumed else runs.create(self.settings.out, name)
+        with checkpoints.held(self.folder):
+            self.ledger = plan.ledger or Ledger(self.folder / "ledger.jsonl", dataset=plan.dataset_name)
+            if not resumed:
+                plan.account.note_uncharged(f"{plan.algorithm}, {self.folder}")
+                if plan.noise_multiplier is not None and plan.algorithm.sound:
+                    self.ledger.settle_order(PoissonGaussian(plan.noise_multiplier, plan.rate))
+                if self.settings.checkpoint_every and plan.algorithm.private and not plan.algorithm.looks:
+                    checkpoints.note_start(self.folder, plan)
+            return self._run()
+
+    def _run(self) -> Result:
+        plan = self.plan
         started = time.perf_counter()
         estimator = self._fit()
         inputs = prepared.rows(plan.train, estimator)
@@ -187,9 +238,14 @@ class _Execution:
         return result
 
     def _fit(self) -> prepared.Estimator | None:
-        estimator = self.plan.estimator
+        estimator, fitted = self.plan.estimator, self.folder / runs.FITTED
         if estimator is None:
             return None
+        if self.plan.resumed and fitted.exists():
+            self.charged += filter(None, [checkpoints.preprocessing_run(self.folder)])
+            made: prepared.Estimator = preprocessing.load(fitted)
+            self.assumptions += made.assumptions_
+            return made
         persons = self.plan.train.persons
         planned = {"preprocessing": type(estimator).__name__, "neighbours": "add-or-remove-one"}
         planned |= {} if persons is None else {"unit": PERSON}
@@ -199,6 +255,9 @@ class _Execution:
         self.charged.append(charged.id)
         with charged:
             estimator.fit(prepared.raw(self.plan.train), ledger=charged, persons=persons)
+        if self.settings.checkpoint_every and self.plan.algorithm.private and not self.plan.algorithm.looks:
+            checkpoints.note_preprocessing(self.folder, charged.id)
+            preprocessing.save(fitted, estimator)
         self.assumptions += estimator.assumptions_
         return estimator
 
@@ -250,36 +309,79 @@ class _Execution:
                 self.charged.append(charged.id)
                 charged.charge(Uncovered(algorithm.reasons[0]))
             lots = ShuffledLots(inputs, labels, plan.lot, plan.seed_for("lots"))
+        saved = checkpoints.Checkpoints(
+            self.folder, self.settings.checkpoint_every, self.engine, model, schedule, resumable=not algorithm.looks
+        )
         work = algorithm.training_step(optimizer, model)
-        every = max(1, math.ceil(steps / self.settings.evaluations))
-        done, accuracy, epsilon, started = 0, None, None, time.perf_counter()
-        with warnings.catch_warnings():
-            # Where a filter ends the training that is no surprise; the number of steps is in the result.
-            warnings.simplefilter("ignore", BudgetWarning)
-            for done, _ in each_lot(lots, work, steps):
-                schedule.step()
-                seconds = time.perf_counter() - started
-                if done % every == 0 or done == steps:
-                    accuracy, epsilon = self._standing(model), self._epsilon_so_far()
-                    lr = optimizer.param_groups[0]["lr"]
-                    figure = "accuracy" if plan.train.classes else "mae"
-                    metrics = {"step": done, figure: accuracy, "epsilon": epsilon, "seconds": seconds, "lr": lr}
-                    runs.add_metrics(self.folder, metrics)
-                if self.report is not None:
-                    speed = done * plan.lot / max(seconds, 1e-9)
-                    self.report(Progress(done, steps, seconds, speed, accuracy, epsilon))
-        if self.engine is not None:
-            self.engine.close()
-            self.engine.detach(model)
+        try:
+            if self.engine is not None:
+                self.engine.restore(schedule)
+            saved.first()
+            with warnings.catch_warnings():
+                # Where a filter ends the training that is no surprise; the number of steps is in the result.
+                warnings.simplefilter("ignore", BudgetWarning)
+                return self._loop(model, lots, work, schedule, saved)
+        finally:
+            if self.engine is not None:
+                self.engine.close()
+                self.engine.detach(model)
+
+    def _loop(
+        self,
+        model: nn.Module,
+        lots: PrivateLoader | ShuffledLots,
+        work: Callable[[Tensor, Tensor], None],
+        schedule: LambdaLR,
+        saved: checkpoints.Checkpoints,
+    ) -> int:
+        plan, steps, done = self.plan, self.plan.steps, self._made_before()
+        every, began, started = max(1, math.ceil(steps / self.settings.evaluations)), done, time.perf_counter()
+        accuracy, epsilon = None, None
+        runs.forget_metrics(self.folder, done)
+        if self.stop():
+            raise self._interrupted(saved, done)
+        for done, _ in each_lot(lots, work, steps):
+            schedule.step()
+            seconds = time.perf_counter() - started
+            if done % every == 0 or done == steps:
+                saved.refuse_unless_finite(done)
+                accuracy, epsilon = self._standing(model), self._epsilon_so_far()
+                lr = schedule.optimizer.param_groups[0]["lr"]
+                figure = "accuracy" if plan.train.classes else "mae"
+                metrics = {"step": done, figure: accuracy, "epsilon": epsilon, "seconds": seconds, "lr": lr}
+                runs.add_metrics(self.folder, metrics)
+            if self.report is not None:
+                speed = (done - began) * plan.lot / max(seconds, 1e-9)
+                self.report(Progress(done, steps, seconds, speed, accuracy, epsilon))
+            if done < steps and self.stop():
+                raise self._interrupted(saved, done)
+            if saved.due():
+                saved.make(done)
+        saved.refuse_unless_finite(done)
+        if not _left_out(lots):
+            saved.make(done)
         return done
+
+    def _made_before(self) -> int:
+        return 0 if self.engine is None or self.engine.resumed is None else self.engine.resumed.lot
+
+    def _interrupted(self, saved: checkpoints.Checkpoints, done: int) -> InterruptedRunError:
+        """Stop between two lots: with a checkpoint, and what is charged."""
+        saved.make(done)
+        return saved.interrupted(done, self.plan.steps, self.guarantee(), seeded=self.settings.seed is not None)
 
     def _private(
         self, model: nn.Module, optimizer: Optimizer, examples: TensorDataset, probes: InputMaker
     ) -> tuple[Optimizer, PrivateLoader]:
         plan = self.plan
         assert plan.noise_multiplier is not None
+        seed = self.settings.seed
         self.engine = PrivacyEngine(
-            accountant=plan.accountant, seed=self.settings.seed, ledger=self.ledger, budget=self._budget()
+            accountant=plan.accountant,
+            seed=seed,
+            ledger=self.ledger,
+            budget=self._budget(),
+            resume=checkpoints.source(self.folder, self.ledger, seed) if plan.resumed else None,
         )
         task = algorithms.Task(plan.lot, plan.steps, probes, plan.delta, tuple(plan.beside()))
         _, private, lots = plan.algorithm.make_private(

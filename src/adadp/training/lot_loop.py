@@ -37,7 +37,7 @@ def numbered_batches(lots: PrivateLoader | ShuffledLots, count: int) -> Iterator
 
     The caller does all the work on a batch before it asks for the next.
     """
-    lot = 0
+    lot = lots.lots.first if isinstance(lots, PrivateLoader) else 0  # a run that is resumed has made some
     while lot < count and not _stopped(lots):
         for batch in lots:
             yield lot, batch

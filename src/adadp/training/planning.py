@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,33 @@ METRICS_SHARE = 0.02
 """Part of the budget that paid metrics take."""
 
 
+@dataclass(frozen=True)
+class Settled:
+    """Numbers of a run that was interrupted.
+
+    `prepared_for` is the epsilon of which the preprocessing has a share, `split` the seed by which rows were held out
+    (no secret: it is not derived from the run's).
+    """
+
+    noise_multiplier: float | None
+    epsilon: float | None
+    prepared_for: float | None
+    split: int | None = None
+
+
 class Plan:
     """A run with every number settled. Making one reads the data and releases nothing."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, settled: Settled | None = None) -> None:
+        self.settings, self._settled = settings, settled
+        self.resumed = settled is not None  # the run goes on in the folder `settings.out`
         self.algorithm = algorithms.create(settings.algorithm, settings.reading, settings.for_algorithm())
         self.device = device_of(settings.device)
         if settings.model not in ("auto", *models.MODELS):
             raise ConfigurationError(
                 f"no model is called {settings.model!r}; there are auto, {', '.join(sorted(models.MODELS))}"
             )
-        pair = read(settings)
+        pair = read(settings, None if settled is None else settled.split)
         self.train, self.test, self.split_seed = pair.train, pair.test, pair.seed
         self.units = units_of(settings, self.train, self.algorithm)
         examples = self.population
@@ -69,7 +85,8 @@ class Plan:
         self.estimator: prepared.Estimator | None = None
         self.noise_multiplier = self._settle()
         planned = [] if self.noise_multiplier is None else self._alone(self.noise_multiplier)
-        self.notices = (*standing(self.account, self.delta, planned), *self.notices)
+        if settled is None:
+            self.notices = (*standing(self.account, self.delta, planned), *self.notices)
         self.input_shape = prepared.shape_of(self.train, self.estimator)
         self.model_name = self._choose_model() if settings.model == "auto" else settings.model
         with torch.random.fork_rng(devices=[]):
@@ -93,6 +110,10 @@ class Plan:
     def _settle(self) -> float | None:
         """The noise of a step, and the preprocessing with its own."""
         settings = self.settings
+        if self._settled is not None:
+            self.epsilon = self._settled.epsilon
+            self._prepare(self._settled.prepared_for)
+            return self._settled.noise_multiplier
         if not self.algorithm.private:
             if settings.epsilon is not None or settings.noise_multiplier is not None:
                 raise ConfigurationError(f"{self.algorithm} is not private: leave epsilon and noise_multiplier out")
@@ -137,7 +158,7 @@ class Plan:
 
     def _prepare(self, epsilon: float | None) -> None:
         """Settle the preprocessing: for tables with a share of the budget, `epsilon` at the run's delta."""
-        settings = self.settings
+        settings, self._prepared_for = self.settings, epsilon
         sigma = 10.0
         if epsilon is not None and prepared.needs_scales(self.train):
             sigma = noise_multiplier_for_share(epsilon, self.delta, settings.preprocessing_share)
@@ -154,6 +175,12 @@ class Plan:
             missing=settings.missing,
             seed=self.seed_for("preprocessing"),
         )
+
+    @property
+    def settled(self) -> Settled:
+        """What a run that resumes this one must not settle again: the ledger holds this one by then."""
+        split = None if self.settings.seed is not None else self.split_seed  # a split by the run's seed gives it away
+        return Settled(self.noise_multiplier, self.epsilon, self._prepared_for, split)
 
     def seed_for(self, purpose: str) -> int | None:
         """The seed of one purpose, where the run has one."""
@@ -317,8 +344,8 @@ def read_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def read(settings: Settings) -> HeldOut:
-    """The data that the settings name, with its held-out part."""
+def read(settings: Settings, split: int | None = None) -> HeldOut:
+    """The data that the settings name, with its held-out part: that of an earlier run, if its `split` is given."""
     if settings.dataset in data.NAMES:
         for name in OF_OWN_DATA:
             if getattr(settings, name) not in (None, (), False):
@@ -336,7 +363,7 @@ def read(settings: Settings) -> HeldOut:
         settings.dataset,
         test=settings.test,
         test_fraction=settings.test_fraction,
-        seed=derived(settings.seed, "split"),
+        seed=derived(settings.seed, "split") if split is None else split,
         **read_options(settings),
     )
 

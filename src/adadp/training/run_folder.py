@@ -8,6 +8,7 @@
 | `guarantee.json`, `guarantee.md` | what may be said, for programs and for people |
 | `metrics.jsonl` | accuracy and epsilon along the way |
 | `result.json` | what `adadp train --json` prints |
+| `run.json`, `checkpoint.safetensors` | to go on after an interruption (`checkpoints`) |
 | `ledger.jsonl` | what was charged, unless the run was charged to a ledger elsewhere |
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -101,6 +103,21 @@ def add_metrics(folder: Path, values: Mapping[str, Any]) -> None:
     """Append one line to metrics.jsonl."""
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(values) + "\n")
+
+
+def forget_metrics(folder: Path, step: int) -> None:
+    """Leave out lines of metrics.jsonl after this step: a run that is resumed writes them again."""
+    path = folder / "metrics.jsonl"
+    if path.exists():
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if _step_of(line) <= step))
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # a line that a crash tore
+        return math.inf
 
 
 def _json(path: Path, values: Mapping[str, Any]) -> None:

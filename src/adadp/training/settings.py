@@ -80,6 +80,7 @@ class Settings:
     microbatch: int | None = None
     evaluations: int = 10
     device: str = "auto"
+    checkpoint_every: float = 60.0
     seed: int | None = None
     out: str | None = None
     ledger: str | None = None
@@ -95,6 +96,10 @@ class Settings:
                 raise ConfigurationError(f"{name} must be at least 1, not {value!r}")
         if self.epochs is not None and not 0 < self.epochs < float("inf"):
             raise ConfigurationError(f"epochs must be a finite number above 0, not {self.epochs!r}")
+        if not 0 <= self.checkpoint_every < float("inf"):
+            raise ConfigurationError(
+                f"checkpoint_every must be a number of seconds, or 0 for no checkpoints, not {self.checkpoint_every!r}"
+            )
         if self.seed is not None and self.seed < 0:
             raise ConfigurationError(f"seed must not be negative, not {self.seed!r}")
         if self.task not in (None, "classes", "regression"):
