@@ -175,7 +175,7 @@ def _resume(folder: Path, given: dict[str, Any], json_output: bool) -> None:
     plan = plan_to_resume(folder, seed=given.get("seed"), checkpoint_every=given.get("checkpoint_every"))
     if not json_output:
         _print_plan(plan)
-    _run(plan, json_output, (), given)
+    _run(plan, json_output, (), ("seed", "checkpoint_every"))
 
 
 def _run(plan: Plan, json_output: bool, warnings: Sequence[str], given: Collection[str]) -> None:
