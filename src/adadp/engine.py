@@ -222,6 +222,7 @@ class PrivacyEngine(Checkpointing):
                 steps=steps,
                 largest=max_physical_batch_size,
                 public_examples=public_examples,
+                ordered=grouping is not None,
             )
             if criterion is not None:
                 trial.of_criterion(criterion)

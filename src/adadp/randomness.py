@@ -195,13 +195,13 @@ class Randomness:
 
         return draw
 
-    def lot_stream(self, number: int) -> Stream:
-        """Return the stream from which lot `number` is drawn, in this run's attempt.
+    def lot_stream(self, number: int, what: str = "") -> Stream:
+        """Return the stream from which lot `number`, or `what` else of it, is drawn, in this run's attempt.
 
         A lot that is released a second time is drawn anew: two releases on one draw cost more than one release on each
         of two.
         """
-        return self.stream(f"lot {number} attempt {self.attempt}" if self.attempt else f"lot {number}")
+        return self.stream(f"{what}lot {number} attempt {self.attempt}" if self.attempt else f"{what}lot {number}")
 
     def stream(self, name: str) -> Stream:
         """Return the stream that is determined by this run's key and `name`; each call starts it from the beginning."""

@@ -26,6 +26,11 @@ MIXES = (
     "items into one row, items that are dropped or cut to the shortest). Let it make one row of each item, padded at "
     "most, and do the rest inside the dataset, item by item."
 )
+MOVES = (
+    "the collate function gives rows in another order than their items (it sorts them, for instance). With unit= or "
+    "augmentations=, rows that belong together are told by their places: one person's rows would count for several. "
+    "Keep the order of the items; pack_padded_sequence needs no sorting with enforce_sorted=False"
+)
 _UNTRIED = (
     "the collate function could not be tried on a few items, replaced, left out and made longer: it is not known "
     "whether it makes each row of one item alone"
@@ -35,6 +40,8 @@ _WHOLE = "the collate function gives values of the whole batch, which may change
 
 #: With how many seeds to look for leaves that depend on random numbers: a rare masking of tokens needs many.
 _REDRAWS = 24
+#: On how many items to look for rows that are moved.
+_MOVED = 16
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,10 @@ class Recollated:
 
 
 class CollateWatch:
-    """Tries a run's collate function, once for each stage of the schedule. Notes go to `untried`."""
+    """Tries a run's collate function, once for each stage of the schedule. Notes go to `untried`.
+
+    With `ordered`, rows must also come in the order of their items.
+    """
 
     def __init__(
         self,
@@ -58,7 +68,9 @@ class CollateWatch:
         public_items: list[Any] | None,
         dimensions: Sequence[int],
         untried: dict[str, str],
+        ordered: bool = False,
     ) -> None:
+        self._ordered = ordered
         self._collate = None if collate is default_collate or dataset is None else collate
         self._dataset, self._public_items = dataset, public_items
         self._dimensions, self._untried = dimensions, untried
@@ -69,20 +81,57 @@ class CollateWatch:
         """The result of the trial of this stage, on public items or those at `indices`. None without a result."""
         if self._refused is not None:
             raise ConfigurationError(self._refused)
-        if self._collate is None or len(indices) < 2:
+        distinct = list(dict.fromkeys(indices))[: _MOVED if self._ordered else 5]  # views are one index several times
+        if self._collate is None or len(distinct) < 2:
             return None
         if self._last is None or self._last[0] < stage:
             try:
                 with seeded(0):
                     known = self._public_items
-                    items = fetched(self._dataset, list(indices)[:5]) if known is None else known[:5]
-                trial = CollateTrial(self._collate, items, self._dimensions)
+                    items = fetched(self._dataset, distinct) if known is None else known[:_MOVED]
+                if self._ordered:
+                    refuse_moved(self._collate, items, self._dimensions, self._untried)
+                trial = CollateTrial(self._collate, items[:5], self._dimensions)
                 self._last = stage, trial.recollated()
             except ConfigurationError as error:
                 self._refused = str(error)
                 raise
             self._untried |= trial.untried
         return self._last[1]
+
+
+def refuse_moved(
+    collate: Callable[..., Any], items: Sequence[Any], dimensions: Sequence[int], untried: dict[str, str]
+) -> None:
+    """Raise where rows do not come in the order of their items, which are turned round, also with one made longer."""
+
+    def made(some: Sequence[Any], seed: int = 0) -> Parts:
+        with seeded(seed):
+            return take_apart(collate(copied(some)), len(some))
+
+    last = len(items) - 1
+    longer = [[*items[:place], item, *items[place + 1 :]] for place in (0, last) for item in lengthened(items[place])]
+    for number, given in enumerate((list(items), *longer)):
+        try:
+            one, other = made(given), made(given[::-1])
+            pairs = list(zip(one.leaves, other.leaves, strict=True))
+        except Exception:  # longer items may not be taken
+            untried |= {} if number else {"collate": _UNTRIED}
+            continue
+        for place, (leaf, turned) in enumerate(pairs):
+            dim = dimension(leaf, len(given), dimensions)
+            if dim is None or _same_rows(leaf, turned, dim, range(last, -1, -1)):
+                continue
+            redrawn = (made(given, seed).leaves[place] for seed in range(1, _REDRAWS))
+            if all(_same_rows(leaf, again, dim, range(last + 1)) for again in redrawn):  # it is not chance
+                raise ConfigurationError(MOVES)
+
+
+def _same_rows(leaf: Any, other: Any, dim: int, places: Sequence[int]) -> bool:
+    """Whether row i of `leaf` is row `places[i]` of the other."""
+    if _rows(other, dim) != len(places):
+        return False
+    return all(_alike(_row(leaf, dim, row), _row(other, dim, place)) for row, place in enumerate(places))
 
 
 class CollateTrial:

@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from adadp.checks.containers import Arguments, Parts, dimension, take_apart
 from adadp.checks.module_state import ModuleState
+from adadp.errors import TrainingLoopError
 
 _ATTRIBUTES = (
     "the loop puts tensors into the module between its calls: that they are not made of examples cannot be seen. What "
@@ -26,6 +27,13 @@ _INPUTS = (
     "cannot be seen. In the dataset, the collate function or the module it can be tried"
 )
 
+_MOVED = (
+    "the loop gives the model the rows of a batch in another order. With unit= or augmentations=, rows that belong "
+    "together are told by their places: the rows of one person would count for several. Keep the order of the batch"
+)
+
+#: How many different rows it takes to say that they are those of another tensor.
+_TELLING = 4
 #: What loops do to a tensor of the batch before they give it to a model.
 _CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t,
@@ -79,6 +87,24 @@ def _is_among(leaf: Tensor, dim: int, batch: Arguments) -> bool:
         if given.shape == rows.shape and torch.equal(_plain(rows), _plain(given.to(rows.device, rows.dtype))):
             return True
     return False
+
+
+def _is_moved(leaf: Tensor, dim: int, batch: Arguments) -> bool:
+    """Whether an argument that is no leaf of the batch has the very rows of one, in other places."""
+    rows = _distinct(_flat_rows(leaf, dim))
+    if len(rows) < _TELLING or not (leaf.is_floating_point() or rows.shape[1] > 1):
+        return False  # a few numbers may be those of another leaf by chance
+    for other, own in batch.pairs():
+        if isinstance(other, Tensor) and own is not None and other.numel() == leaf.numel():
+            given = _distinct(_flat_rows(other, own).to(leaf.dtype))
+            if given.shape == rows.shape and torch.equal(rows, given):
+                return True
+    return False
+
+
+def _distinct(rows: Tensor) -> Tensor:
+    found: Tensor = torch.unique(_plain(rows), dim=0)
+    return found
 
 
 def _flat_rows(leaf: Tensor, dim: int) -> Tensor:
@@ -139,8 +165,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class InputWatch:
     """Compares a model's arguments with the loader's batch, and its attributes between lots; notes go to `untried`."""
 
-    def __init__(self, module: nn.Module, dimensions: Sequence[int], untried: dict[str, str]) -> None:
-        self._module, self._dimensions, self._untried = module, dimensions, untried
+    def __init__(
+        self, module: nn.Module, dimensions: Sequence[int], untried: dict[str, str], ordered: bool = False
+    ) -> None:
+        self._module, self._dimensions, self._untried, self._ordered = module, dimensions, untried, ordered
         self.stale = StaleOutputs()
         self._own_tensors = False  # whether the last compared call was given the batch's own tensors
         self._attributes: ModuleState | None = None  # of the module, after the first lot
@@ -151,7 +179,7 @@ class InputWatch:
         self._own_tensors = False
 
     def compare(self, arguments: Arguments, part: Part) -> None:
-        """Note arguments that were made of the batch in a way that cannot be tried."""
+        """Note arguments that were made of the batch in a way that cannot be tried; refuse rows that were moved."""
         batch = Arguments.read(part.batch, part.count, self._dimensions)
         if not batch.has_rows:
             return
@@ -160,6 +188,8 @@ class InputWatch:
                 self._compare_constant(leaf, name, part)
             elif isinstance(leaf, Tensor) and not self.stale.knows(leaf) and not _is_among(leaf, dim, batch):
                 self._untried["inputs"] = _INPUTS
+                if self._ordered and _is_moved(leaf, dim, batch):
+                    raise TrainingLoopError(_MOVED)
         memory = _memory(batch.leaves)
         rows = [leaf for leaf, dim in arguments.pairs() if dim is not None]
         self._own_tensors = all(isinstance(leaf, Tensor) and _address(leaf) in memory for leaf in rows)

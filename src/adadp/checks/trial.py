@@ -80,6 +80,7 @@ class Trial:
         steps: how many lots are planned; the last one is tried too.
         largest: the most rows that the model is run on at once.
         public_examples: items that are used in place of private ones.
+        ordered: whether rows are told apart by their places (`sampling.units`), so that they must keep their order.
 
     Attributes:
         untried: by a short name, in words: what could not be tried. The guarantee prints it.
@@ -104,18 +105,19 @@ class Trial:
         steps: int | None = None,
         largest: int | None = None,
         public_examples: Any = None,
+        ordered: bool = False,
     ) -> None:
         self._capture, self._mean, self._largest = capture, loss_reduction == "mean", largest
         self._dimensions = (0,) if batch_first else (1, 0)
         self._public = public_examples_of(public_examples, default_collate if collate is None else collate)
         public_items = None if self._public is None else self._public.items
         self.untried: dict[str, str] = {}
-        self._collate = CollateWatch(collate, dataset, public_items, self._dimensions, self.untried)
+        self._collate = CollateWatch(collate, dataset, public_items, self._dimensions, self.untried, ordered)
         self.on_refusal: Callable[[str], None] = lambda text: None
         self.postponed = False
         self.by_function: object = None
         self._schedule = Schedule(capture.module, steps)
-        self._inputs = InputWatch(capture.module, self._dimensions, self.untried)
+        self._inputs = InputWatch(capture.module, self._dimensions, self.untried, ordered)
         self._refused: dict[int, PrivacyError] = {}  # by id of what was refused
         self._tried_for: object = None  # the microbatch on which a module was tried last
         self._covered: int | None = None  # the lot on which modules were tried together with the loss
@@ -160,7 +162,8 @@ class Trial:
             self._tried_for = part
         if self.postponed or not self._schedule.due(key, part.lot):
             if self._tried_for is part:  # a further call for a batch on which the module was tried
-                self._inputs.compare(self._read((args, kwargs), part), part)
+                with self._trying(module):
+                    self._inputs.compare(self._read((args, kwargs), part), part)
             else:
                 self._inputs.glance(args, kwargs, part)
             self._learn(module, args, kwargs, part)
@@ -179,8 +182,8 @@ class Trial:
         with self._trying(module):
             conclusive = self._try_module(module, arguments, part)
             self._refuse_padding(module, arguments, part)
+            self._inputs.compare(arguments, part)
         self._learn(module, args, kwargs, part)
-        self._inputs.compare(arguments, part)
         if conclusive:
             self._schedule.passed(key, part.lot)
             self.undecided.discard(id(module))

@@ -118,7 +118,7 @@ class Grouping:
         self.most = (1 if units is None else units.max_rows) * views
 
     def rows_of(self, drawn: Sequence[int], lot: int, randomness: Randomness) -> list[list[int]]:
-        """The rows of each unit that was drawn for a lot. They follow from the run's key and the lot's number alone."""
+        """The rows of each unit that was drawn for a lot. They follow from the run's key, lot and attempt."""
         if self.units is None:
             return [[row] * self.views for row in drawn]
         stream = None
@@ -126,7 +126,7 @@ class Grouping:
         for person in drawn:
             rows = self.units.rows_of(person)
             if len(rows) > self.units.max_rows:
-                stream = stream or randomness.stream(f"rows of lot {lot}")
+                stream = stream or randomness.lot_stream(lot, "rows of ")
                 chosen = stream.permutation(len(rows))[: self.units.max_rows].tolist()
                 rows = [rows[place] for place in sorted(chosen)]
             found.append([row for row in rows for _ in range(self.views)])
