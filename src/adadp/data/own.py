@@ -116,19 +116,7 @@ def read(
             raise DataError(f"{source}: {name!r} has shape {column.shape}, but there are {len(values)} labels")
     if not columns:
         raise DataError(f"{source} has no column besides the label")
-    where = f"{source}, column {chosen!r}"
-    doubts: list[str] = []
-    names: tuple[str, ...] = ()
-    if target is not None:
-        numbers = label_column.scaled(values, where, target)
-        public = f"the range of {chosen!r}, which is predicted: {target[0]:g} to {target[1]:g}, declared"
-    else:
-        numbers, names = label_column.encode(values, where, classes, drop=drop_other_labels)
-        public = label_column.public_names(names, classes is not None, drop_other_labels)
-        numbers = _keep_listed(columns, numbers)
-        if not len(numbers):
-            raise DataError(f"{source}: no row of the column {chosen!r} has one of the classes ({', '.join(names)})")
-        doubts += [] if classes is not None else label_doubts(chosen, names, len(numbers))
+    numbers, names, public, doubts = _labels(source, chosen, values, columns, classes, target, drop_other_labels)
     persons = columns.pop(person, None) if person is not None and person != chosen else None
     if len(columns) == 1 and next(iter(columns.values())).ndim > 2:
         if target is not None:
@@ -137,15 +125,7 @@ def read(
         images = _images(source, pixels, numbers, names)
         return replace(images, public=(public, "the size of the images"), persons=persons)
     flat = flattened(source, columns)
-    for name, column in flat.items():
-        if column.dtype.kind == "f" and not missing and np.isnan(column).any():
-            row = int(np.isnan(column).argmax()) + 1
-            raise DataError(
-                f"{source}: column {name!r} holds NaN or a missing number (row {row}). Remove such rows, or allow "
-                "missing numbers"
-            )
-        if column.dtype.kind == "f" and np.isinf(column).any():
-            raise DataError(f"{source}: column {name!r} holds an infinite number")
+    _refuse_gaps(source, flat, missing)
     return Table(
         source.stem,
         dict(flat),
@@ -158,6 +138,44 @@ def read(
         (*doubts, *column_doubts(flat, flat.kinds, declared.names)),
         persons,
     )
+
+
+def _labels(
+    source: Path,
+    label: str,
+    values: Column,
+    columns: Columns,
+    classes: Sequence[object] | None,
+    target: tuple[float, float] | None,
+    drop_other_labels: bool,
+) -> tuple[torch.Tensor, tuple[str, ...], str, list[str]]:
+    """Labels as numbers, the names of the classes, what is public about them, and what looks wrong about them.
+
+    Rows of classes that are left out by a declared rule are taken out of `columns`, too.
+    """
+    where = f"{source}, column {label!r}"
+    if target is not None:
+        public = f"the range of {label!r}, which is predicted: {target[0]:g} to {target[1]:g}, declared"
+        return label_column.scaled(values, where, target), (), public, []
+    numbers, names = label_column.encode(values, where, classes, drop=drop_other_labels)
+    numbers = _keep_listed(columns, numbers)
+    if not len(numbers):
+        raise DataError(f"{source}: no row of the column {label!r} has one of the classes ({', '.join(names)})")
+    doubts = [] if classes is not None else label_doubts(label, names, len(numbers))
+    return numbers, names, label_column.public_names(names, classes is not None, drop_other_labels), doubts
+
+
+def _refuse_gaps(source: Path, columns: Columns, missing: bool) -> None:
+    """Raise DataError where a number is infinite, or missing without being allowed to."""
+    for name, column in columns.items():
+        if column.dtype.kind == "f" and not missing and np.isnan(column).any():
+            row = int(np.isnan(column).argmax()) + 1
+            raise DataError(
+                f"{source}: column {name!r} holds NaN or a missing number (row {row}). Remove such rows, or allow "
+                "missing numbers"
+            )
+        if column.dtype.kind == "f" and np.isinf(column).any():
+            raise DataError(f"{source}: column {name!r} holds an infinite number")
 
 
 def _keep_listed(columns: Columns, numbers: torch.Tensor) -> torch.Tensor:
