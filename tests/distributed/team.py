@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 #: Imported once, by the process that all others are forked from.
-_PRELOADED = ["adadp.engine", "adadp.testing", "distributed.work"]
+_PRELOADED = ["torch._dynamo", "dp_accounting", "adadp.engine", "adadp.testing", "distributed.work"]
 TIMEOUT = 30  # seconds that a process waits for the others
 
 

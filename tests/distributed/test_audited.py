@@ -40,7 +40,7 @@ def trained(dataset: Any, lots: int = 6, noise: float = 1.0, **settings: Any) ->
 
 def lockstep(rank: int, size: int, bug: str | None) -> tuple[str, float]:
     with planted(bug):
-        found = influence(trained, data(), examples=["large", "ordinary"], among="own", lots=6)
+        found = influence(trained, data(), examples=["large"], among="own", lots=4)
     return found.verdict, found.value
 
 
