@@ -35,6 +35,7 @@ EXAMPLES, LOT = 96, 16  # six lots an epoch
 INPUTS = torch.randn(EXAMPLES, 6, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS.sum(1) > 0).long()
 DATA = TensorDataset(INPUTS, LABELS)
+HELD_OUT = TensorDataset(1 - INPUTS, LABELS)
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +139,9 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 def test_training_equals_the_engines_own_loop_bit_for_bit(reduction: str, settings: dict[str, Any]) -> None:
     module, callback = made(reduction=reduction), private(**settings)
     run = trainer(callback)
-    run.fit(module, loader(), DataLoader(DATA, batch_size=40))  # with validation, and Lightning's sanity check of it
+    run.fit(
+        module, loader(), DataLoader(HELD_OUT, batch_size=40)
+    )  # with validation, and Lightning's sanity check of it
     other = made(reduction=reduction)
     engine = own_loop(other, 12, **settings)
     assert run.global_step == 12
@@ -187,7 +190,7 @@ class Data(lightning.LightningDataModule):
         return loader()
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(DATA, batch_size=40)
+        return DataLoader(HELD_OUT, batch_size=40)
 
 
 class AsDict(Module):
@@ -247,6 +250,16 @@ class Ahead(Module):
     def training_step(self, dataloader_iter: Any) -> Any: ...  # type: ignore[override]
 
 
+class AfterTransfer(Module):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch[0] + batch[0].mean(0), batch[1]
+
+
+class BeforeTransfer(Module):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch[0].roll(1, 0), batch[1]
+
+
 class NoOptimizer(Module):
     def configure_optimizers(self) -> Any:
         return None
@@ -272,6 +285,9 @@ REFUSED: dict[str, tuple[dict[str, Any], list[Any], type[Module], str]] = {
     "averaging": ({}, [callbacks.EMAWeightAveraging()], Module, "checkpoints"),
     "finetuning": ({}, [callbacks.BackboneFinetuning()], Module, "each phase"),
     "pruning": ({}, [callbacks.ModelPruning("l1_unstructured")], Module, "before fit"),
+    "memory": ({}, [callbacks.DeviceStatsMonitor()], Module, "how many examples"),
+    "after transfer": ({}, [], AfterTransfer, "Do it in training_step"),
+    "before transfer": ({}, [], BeforeTransfer, "Do it in training_step"),
     "throughput": ({}, [callbacks.ThroughputMonitor(len)], Module, "how many examples"),
     "early stopping": ({}, [callbacks.EarlyStopping("val_loss")], Module, "public_validation"),
     "best checkpoint": (
@@ -311,7 +327,7 @@ def test_processes_that_this_one_starts_are_refused() -> None:
 def test_a_public_validation_set_may_decide() -> None:
     module, callback = made(Watched), private(public_validation=True)
     others = callbacks.EarlyStopping("val_loss", patience=9)
-    trainer(callback, others).fit(module, loader(), DataLoader(DATA, batch_size=40))
+    trainer(callback, others).fit(module, loader(), DataLoader(HELD_OUT, batch_size=40))
     guarantee = callback.guarantee
     assert guarantee.epsilon is not None
     assert any("validation set is public" in text for text in guarantee.assumptions)
@@ -381,6 +397,39 @@ def test_what_training_step_must_not_do_is_refused(
     assert guarantee.epsilon is None or guarantee.sampling == "nothing"
 
 
+class MixesInPlace(lightning.Callback):
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        batch[0].add_(batch[0].mean(0))
+
+
+class MixesInTheList(lightning.Callback):
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        batch[0] = batch[0] + batch[0].roll(1, 0)
+
+
+@pytest.mark.parametrize("kind", [MixesInPlace, MixesInTheList])
+def test_batches_that_callbacks_change_are_refused(kind: type[lightning.Callback]) -> None:
+    callback, other = private(), kind()
+    found = trainer(callback)
+    found.callbacks.insert(0, other)  # wherever it stands
+    with pytest.raises(TrainingLoopError, match="changed the batch"):
+        found.fit(made(), loader())
+    assert callback.guarantee.sampling == "nothing"
+
+
+def test_the_training_set_is_no_validation_set() -> None:
+    callback = private()
+    found = trainer(callback, max_epochs=1, num_sanity_val_steps=0)
+    with pytest.raises(ConfigurationError, match="read the training set"):
+        found.fit(made(), loader(), loader(4))
+    module = made()
+    found = trainer(callback := private(), max_epochs=1)
+    found.fit(module, loader(), DataLoader(TensorDataset(INPUTS[:4], LABELS[:4])))
+    for data in (loader(4), [loader(4)]):
+        with pytest.raises(ConfigurationError, match="read the training set"):
+            found.validate(module, data, verbose=False)
+
+
 # ---- what is logged --------------------------------------------------------------------------------------------------
 
 
@@ -397,7 +446,7 @@ def test_training_metrics_reach_no_logger_and_epsilon_does(tmp_path: Path) -> No
     logger = CSVLogger(tmp_path)
     run = trainer(callback, Says(), logger=logger, log_every_n_steps=1)
     with pytest.warns(PrivateMetricWarning, match=r"train_loss was not logged.*public_metrics"):
-        run.fit(module, loader(), DataLoader(DATA, batch_size=40))
+        run.fit(module, loader(), DataLoader(HELD_OUT, batch_size=40))
     text = (Path(logger.log_dir) / "metrics.csv").read_text()
     rows = list(csv.DictReader(text.splitlines()))
     assert set(rows[0]) - {"epoch", "step"} == {"epsilon", "rate", "val_loss"}
@@ -447,7 +496,7 @@ def test_a_second_fit_is_charged_too_and_what_was_replaced_is_given_back() -> No
     run.fit(module, loader())
     assert "18 steps" in callback.guarantee.sampling
     assert callback.guarantee.require() > once
-    run.validate(module, DataLoader(DATA, batch_size=40), verbose=False)
+    run.validate(module, DataLoader(HELD_OUT, batch_size=40), verbose=False)
     trainer(private(), max_epochs=1).fit(module, loader())
 
 
@@ -469,7 +518,7 @@ def test_arguments_are_checked() -> None:
 def through_the_trainer(kind: type[Module], **settings: Any) -> Any:
     def train(dataset: Any) -> None:
         callback = Private(noise_multiplier=1.0, target_delta=1e-5, **settings)
-        trainer(callback).fit(kind(), DataLoader(dataset, batch_size=8), DataLoader(DATA, batch_size=40))
+        trainer(callback).fit(kind(), DataLoader(dataset, batch_size=8), DataLoader(HELD_OUT, batch_size=40))
 
     return train
 
@@ -542,7 +591,7 @@ def test_a_resumed_fit_keeps_the_plan_and_the_noise_of_its_target(tmp_path: Path
     run.fit(made(), loader())
     run.save_checkpoint(tmp_path / "at.ckpt")
     assert "8 steps" in first.guarantee.sampling
-    run.validate(Module(), DataLoader(DATA, batch_size=40), ckpt_path=str(tmp_path / "at.ckpt"), verbose=False)
+    run.validate(Module(), DataLoader(HELD_OUT, batch_size=40), ckpt_path=str(tmp_path / "at.ckpt"), verbose=False)
     assert first.guarantee.sampling.startswith("8 steps")
     second = target()  # its ledger is in memory: what the first one's held comes with the checkpoint
     run = trainer(second, limit_train_batches=4, max_epochs=3)
@@ -588,7 +637,7 @@ def one_process(folder: Path) -> None:
     """What each of the two does."""
     module, callback = made(), private(max_physical_batch_size=5)
     run = trainer(callback, strategy="ddp", devices=2)
-    run.fit(module, loader(), DataLoader(DATA, batch_size=40))
+    run.fit(module, loader(), DataLoader(HELD_OUT, batch_size=40))
     assert run.global_step == 12
     found = {"weights": module.state_dict(), "epsilon": callback.guarantee.require()}
     torch.save(found, folder / f"{run.global_rank}.pt")

@@ -47,12 +47,16 @@ class TinyForCausalLM(nn.Module):
 class WithItsOwnLoss(PrivateTrainer):  # type: ignore[misc,valid-type]
     """The trainer's loss put back: what a mean over all words does to bounded gradients."""
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        for batch in self._lots.next_lot():
-            self._private.zero_grad()
-            model(**batch)["loss"].backward()
-            self._private.step()
-        return torch.zeros(())
+
+def _own_loss_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+    for batch in self._lots.next_lot():
+        self._private.zero_grad()
+        model(**batch)["loss"].backward()
+        self._private.step()
+    return torch.zeros(())
+
+
+WithItsOwnLoss.training_step = _own_loss_step  # past the check that refuses a subclass with one
 
 
 def texts(long: bool) -> Rows:

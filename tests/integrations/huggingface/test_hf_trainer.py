@@ -341,6 +341,24 @@ class OwnLoss(Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
+class Mixes(Trainer):
+    """Puts examples together after the data collator, where nothing is tried."""
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        inputs = super()._prepare_inputs(inputs)
+        return {**inputs, "labels": inputs["labels"].roll(1, 0)}
+
+
+class Masks:
+    """A collator that masks tokens with a generator of its own, as DataCollatorForLanguageModeling(seed=3) does."""
+
+    def __init__(self, **own: Any) -> None:
+        vars(self).update(own)
+
+    def __call__(self, rows: Any) -> Any:
+        return transformers.default_data_collator(rows)
+
+
 same = texts()
 REFUSED_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "model_init": ({"model_init": gpt2}, "model_init= makes new weights"),
@@ -348,6 +366,8 @@ REFUSED_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "evaluation on the training set": ({"data": same, "eval_dataset": same}, "eval_dataset is the training set"),
     "early stopping": ({"callbacks": [transformers.EarlyStoppingCallback()]}, "EarlyStoppingCallback is refused"),
     "flattening": ({"data_collator": transformers.DataCollatorWithFlattening()}, "one row of all documents"),
+    "a known seed": ({"data_collator": Masks(seed=3)}, "Masks draws from a generator of its own"),
+    "known draws": ({"data_collator": Masks(draws=torch.Generator())}, "Masks draws from a generator of its own"),
     "no target": ({"noise_multiplier": None}, "needs target_epsilon="),
     "unknown clipping": ({"clipping": "magic"}, "clipping 'magic'"),
 }
@@ -367,8 +387,21 @@ def test_unknown_arguments_and_classes_are_refused(tmp_path: Path) -> None:
         PrivateTrainer(model=gpt2(), args=arguments(tmp_path), train_dataset=texts(), noise_multiplier=1.0)
     with pytest.raises(ConfigurationError, match=r"OwnLoss\.compute_loss is its own"):
         private(OwnLoss)
+    with pytest.raises(ConfigurationError, match=r"Mixes\._prepare_inputs is its own"):
+        private(Mixes)
+    with pytest.raises(ConfigurationError, match=r"Late\.compute_loss is its own"):
+        type("Late", (PrivateTrainer,), {"compute_loss": OwnLoss.compute_loss})
     with pytest.raises(ConfigurationError, match="hyperparameter_search"):
         trainer(tmp_path).hyperparameter_search()
+
+
+def test_evaluation_on_the_training_set_is_refused_whenever_it_is_asked_for(tmp_path: Path) -> None:
+    found = trainer(tmp_path)
+    for data in (found.train_dataset, {"one": found.train_dataset}):
+        with pytest.raises(ConfigurationError, match="eval_dataset is the training set"):
+            found.evaluate(data)
+    assert not found.state.log_history
+    assert "eval_loss" in found.evaluate(texts(4))
 
 
 def test_early_stopping_that_is_added_later_is_refused(tmp_path: Path) -> None:

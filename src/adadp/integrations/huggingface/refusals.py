@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
@@ -137,10 +140,12 @@ _DECIDING_CALLBACKS = ("EarlyStoppingCallback",)
 REPLACED = (
     "compute_loss", "training_step", "get_batch_samples", "get_train_dataloader", "_get_train_sampler",
     "_inner_training_loop", "_run_epoch", "_prepare_for_training", "_maybe_log_save_evaluate", "train",
+    "_prepare_inputs", "_prepare_input",  # they are run on a whole lot, outside of what is tried
 )  # fmt: skip
-_KNOWN = frozenset(
-    ("transformers.trainer", "transformers.trainer_seq2seq", "trl.trainer.base_trainer", "trl.trainer.sft_trainer")
-)
+_KNOWN = frozenset((
+    "transformers.trainer", "transformers.trainer_seq2seq", "trl.trainer.base_trainer", "trl.trainer.sft_trainer",
+    "adadp.integrations.huggingface.trainer",
+))  # fmt: skip
 
 
 def refuse_class(trainer: Any) -> None:
@@ -151,9 +156,12 @@ def refuse_class(trainer: Any) -> None:
             continue
         raise ConfigurationError(
             f"{trainer.__name__}.{name} is its own, and a private trainer has to replace it: it would be left out "
-            "without a word. Known are transformers' Trainer and Seq2SeqTrainer and TRL's SFTTrainer, and subclasses "
-            "that leave these methods alone: " + ", ".join(REPLACED) + ". A loss of your own goes into "
-            "per_example_loss=; for any other loop use PrivacyEngine.make_private."
+            "without a word, or see a whole lot at once. Known are transformers' Trainer and Seq2SeqTrainer and TRL's "
+            "SFTTrainer, and subclasses that leave these methods alone: "
+            + ", ".join(REPLACED)
+            + ". A loss of your own goes into "
+            "per_example_loss=, and what is done to a batch into it, the data collator or the dataset; for any other "
+            "loop use PrivacyEngine.make_private."
         )
 
 
@@ -211,8 +219,21 @@ def refuse_parts(parts: Mapping[str, Any], public_evaluation: bool) -> None:
             "DataCollatorWithFlattening makes one row of all documents of a batch, so they cannot be bounded one by "
             "one. Use a collator that pads."
         )
+    _refuse_known_draws(parts.get("data_collator"))
     for callback in parts.get("callbacks") or ():
         refuse_callback(callback, public_evaluation)
+
+
+def _refuse_known_draws(collator: Any) -> None:
+    """Raise where a collator draws from a generator of its own: one example would move the draws of the next ones."""
+    generators = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    held = getattr(collator, "__dict__", {})
+    if held.get("seed") is not None or any(isinstance(value, generators) for value in held.values()):
+        raise ConfigurationError(
+            f"{type(collator).__name__} draws from a generator of its own, whose seed is known. Which tokens of a row "
+            "are masked would then follow from how many come before it in the lot, so one example changes what others "
+            "are trained on. Leave its seed out: a private trainer draws from the system's entropy."
+        )
 
 
 def refuse_callback(callback: Any, public_evaluation: bool) -> None:

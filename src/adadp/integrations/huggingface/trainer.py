@@ -86,6 +86,10 @@ class PrivateTraining:
 
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_class(cls)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         above: Any = super()
         self.privacy = taken_from(kwargs)
@@ -312,6 +316,12 @@ class PrivateTraining:
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: it is proportional to the number of the lot's tokens."""
         return 0
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the trainer's; refused on the training set."""
+        above: Any = super()
+        refuse_parts({"train_dataset": self._self.train_dataset, "eval_dataset": eval_dataset}, True)
+        return above.evaluate(eval_dataset, *args, **kwargs)
 
     # ---- what is written down -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from adadp.errors import AccountingError, ConfigurationError, TrainingLoopError
 from adadp.extras import require
 from adadp.integrations.lightning.lot_step import LotStep
 from adadp.integrations.lightning.metrics import TrainingMetrics
-from adadp.integrations.lightning.refusals import refuse_optimizers, refuse_trainer
+from adadp.integrations.lightning.refusals import refuse_optimizers, refuse_trained_on, refuse_trainer
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.sampling.loader import PrivateLoader, sampling_of
 from adadp.sampling.lot import State
@@ -105,6 +105,8 @@ class Private(_Callback):  # type: ignore[misc]
         self._metrics: TrainingMetrics | None = None
         self._loader: PrivateLoader | None = None
         self._source: Any = None  # of the train loader, as the user gave it
+        self._trained_on: Any = None  # its dataset
+        self._step: LotStep | None = None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -156,7 +158,9 @@ class Private(_Callback):  # type: ignore[misc]
         self.optimizer, self._loader = self._made_private(trainer, pl_module, given)
         if self._public_validation:
             self.optimizer._run.note(assumptions=[_PUBLIC_VALIDATION])
-        step = LotStep(self.optimizer, pl_module, trainer.precision_plugin)
+        self._trained_on = given.dataset
+        self._step = step = LotStep(self.optimizer, pl_module, trainer.precision_plugin)
+        trainer.callbacks = [self, *(other for other in trainer.callbacks if other is not self)]  # sees batches first
         results = trainer.fit_loop.epoch_loop._results
         self._metrics = TrainingMetrics(results, self._public_metrics, lambda: step.trying)
         trainer.strategy.optimizers = [self.optimizer]
@@ -224,7 +228,7 @@ class Private(_Callback):  # type: ignore[misc]
         if self._metrics is None:
             return
         self._metrics.restore()
-        self._metrics = None
+        self._metrics = self._step = None
         vars(trainer.strategy).pop("training_step", None)
         vars(trainer.precision_plugin).pop("backward", None)
         trainer.fit_loop._data_source.instance = self._source
@@ -232,6 +236,11 @@ class Private(_Callback):  # type: ignore[misc]
         self.engine.detach(module)
 
     # ---- between batches --------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Remember the batch, before other hooks see it."""
+        assert self._step is not None
+        self._step.handed_out(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Show epsilon; end training where the budget is spent."""
@@ -257,6 +266,14 @@ class Private(_Callback):  # type: ignore[misc]
             "optimizer.step(). Where that depends on the batch, one example decides whether all others count. Use "
             "Trainer(limit_train_batches=...) for shorter epochs. The guarantee is none from here on."
         )
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse the training set: its metrics would be logged without noise."""
+        refuse_trained_on(self._trained_on, trainer.val_dataloaders)
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """As `on_validation_start`."""
+        refuse_trained_on(self._trained_on, trainer.test_dataloaders)
 
     def _lot_is_out(self) -> bool:
         assert self._loader is not None

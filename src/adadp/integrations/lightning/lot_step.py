@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from adadp.errors import TrainingLoopError
 from adadp.mechanism.optimizer import PrivateOptimizer
@@ -41,10 +41,16 @@ class LotStep(TrainingStep):
         self._more: tuple[Any, ...] = ()  # what training_step is given besides the batch: its number
         self._last: tuple[Any, ...] = ()  # the last part of the lot
         self._output: Any = None
+        self._given: list[tuple[Any, int]] = []  # leaves of the lot's batch, and how often each was written to
         self.trying = False
+
+    def handed_out(self, batch: Any) -> None:
+        """Note a lot's batch before hooks and callbacks see it."""
+        self._given = _leaves(batch)
 
     def training_step(self, batch: Any, *more: Any) -> Any:
         """In place of the strategy's `training_step`; returns what the module's returns for the lot's last part."""
+        self._refuse_changed(batch)
         self._more, self.trying = more, True
         try:
             self(batch)  # a trial where one is due, and all parts but the last
@@ -59,6 +65,21 @@ class LotStep(TrainingStep):
     def backward(self, losses: Tensor, *_: Any, **__: Any) -> None:
         """In place of the precision plugin's `backward`: from one loss for each row, or a scalar."""
         backward(self.optimizer, losses)
+
+    def _refuse_changed(self, batch: Any) -> None:
+        given, self._given = self._given, []
+        now = _leaves(batch)
+        same = len(given) == len(now) and all(
+            a is b and before == after for (a, before), (b, after) in zip(given, now, strict=True)
+        )
+        if same:
+            return
+        self.optimizer._run.note_once_charged(reasons=["on_train_batch_start changed a batch"])
+        raise TrainingLoopError(
+            "on_train_batch_start of the module or a callback changed the batch of a whole lot, where what it does to "
+            "one example because of others (mixup) cannot be tried. Do it in training_step, or in the dataset item by "
+            "item."
+        )
 
     def _one(self, microbatch: Microbatch, batch: tuple[Any, ...]) -> None:
         self.trying = False
@@ -92,3 +113,7 @@ class LotStep(TrainingStep):
                 "{'loss': losses}: examples whose gradients are not finite count for nothing by themselves."
             )
         return losses
+
+
+def _leaves(batch: Any) -> list[tuple[Any, int]]:
+    return [(leaf, leaf._version if isinstance(leaf, Tensor) else 0) for leaf in tree_leaves(batch)]

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
+
 from adadp.errors import ConfigurationError
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -31,7 +33,11 @@ _CALLBACKS = {
     "ModelPruning": "it replaces weights on the way. Prune before fit, or the trained model",
     "SpikeDetection": "it skips batches because of their losses, so that one example decides whether others count",
     "ThroughputMonitor": "it logs how many examples each lot holds, which is private",
+    "DeviceStatsMonitor": "it logs the memory in use, which follows how many examples each lot holds",
 }
+
+#: Hooks that change a batch before `training_step` sees it, by whole lots: what they mix could not be tried.
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 #: Callbacks that act on a metric.
 _MONITORING = ("EarlyStopping", "ModelCheckpoint")
@@ -48,12 +54,23 @@ def refuse_trainer(trainer: Any, module: Any, *, public_validation: bool) -> Non
 
     Called before the model is on its device and before optimizers exist (`setup`).
     """
-    _raise([*_settings(trainer), *_callbacks(trainer, public_validation), *_module(module)])
+    _raise(
+        [*_settings(trainer), *_callbacks(trainer, public_validation), *_module(module), *_batch_hooks(module, trainer)]
+    )
 
 
 def refuse_optimizers(trainer: Any, *, public_validation: bool) -> None:
     """Raise ConfigurationError for optimizers and schedulers that cannot be made private."""
     _raise(_optimizers(trainer, public_validation))
+
+
+def refuse_trained_on(dataset: Any, loaders: Any) -> None:
+    """Raise ConfigurationError where one of `loaders`, in whatever containers they are, reads the training set."""
+    if dataset is not None and any(getattr(loader, "dataset", None) is dataset for loader in tree_leaves(loaders)):
+        raise ConfigurationError(
+            "these loaders read the training set: its metrics would be logged without noise. Set examples aside, "
+            "which then have no guarantee, or look at the training set by trainer.predict, which logs nothing"
+        )
 
 
 def _raise(found: Iterator[str] | list[str]) -> None:
@@ -138,6 +155,17 @@ def _module(module: Any) -> Iterator[str]:
         )
 
 
+def _batch_hooks(module: Any, trainer: Any) -> Iterator[str]:
+    for hook, owner in (
+        (hook, owner) for hook in _BATCH_HOOKS for owner in (module, getattr(trainer, "datamodule", None))
+    ):
+        if owner is not None and (hook in vars(owner) or _defines(type(owner), hook)):
+            yield (
+                f"{type(owner).__name__}.{hook} changes whole lots outside of training_step, where what it does to "
+                "one example because of others cannot be tried. Do it in training_step, or in the dataset item by item"
+            )
+
+
 def _optimizers(trainer: Any, public_validation: bool) -> Iterator[str]:
     optimizers = trainer.strategy.optimizers
     if len(optimizers) != 1 or _is(optimizers[0], "_MockOptimizer"):
@@ -157,4 +185,4 @@ def _is(thing: object, name: str) -> bool:
 def _defines(kind: type, method: str) -> bool:
     """Whether a class other than Lightning's own defines this method."""
     owner = next(base for base in kind.__mro__ if method in vars(base))
-    return owner.__name__ != "LightningModule"
+    return owner.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
