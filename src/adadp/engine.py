@@ -25,6 +25,7 @@ from adadp.accounting.run import Run
 from adadp.accounting.target_noise import noise_for_target
 from adadp.checks.assumptions import REFUSED, against, standing, untried_at_start, untried_before
 from adadp.checks.frozen_norms import FrozenNorms
+from adadp.checks.same_dataset import look_of
 from adadp.checks.setup import as_noise, check_training, refuse_ungrouped
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
@@ -193,8 +194,7 @@ class PrivacyEngine(Checkpointing):
         called, module = module, uncompiled(module)
         together = self._join(called)
         # Everything that may be refused is refused before anything is changed.
-        sigma = self._noise(noise_multiplier)
-        chosen = clipping_of(clipping, max_grad_norm)
+        sigma, chosen = self._noise(noise_multiplier), clipping_of(clipping, max_grad_norm)
         grouping = grouping_of(unit, augmentations, data_loader)
         drawn = self._sampling(data_loader, sampling, poisson_sampling, grouping)
         alone = together.group.size == 1 and not observation.under_test()
@@ -227,12 +227,12 @@ class PrivacyEngine(Checkpointing):
             if criterion is not None:
                 trial.of_criterion(criterion)
             largest = min(drawn.rows, max_physical_batch_size or drawn.rows)
-            together.agree(module, data_loader.dataset, {
-                "noise_multiplier": sigma, "sampling or batch_size": (drawn.name, drawn.lot),
+            together.agree(module, partial(look_of, data_loader.dataset), {
+                "noise_multiplier or expose_raw": (sigma, expose_raw), "steps": steps,
+                "sampling or batch_size": (drawn.name, drawn.lot), "the run": line.number, "the budget": self.budget,
                 "the clipping": ([type(part).__qualname__ for part in chosen.objects()], settings_of(chosen)),
-                "steps": steps, "loss_reduction or loss_scale": (loss_reduction, loss_scale),
-                "max_physical_batch_size or pad_lots": (max_physical_batch_size, pad_lots),
-                "the seed": self.seed, "secure_mode": self._randomness.secure, "the budget": self.budget,
+                "loss_reduction or loss_scale": (loss_reduction, loss_scale), "secure_mode": self._randomness.secure,
+                "max_physical_batch_size or pad_lots": (max_physical_batch_size, pad_lots), "the seed": self.seed,
             })  # fmt: skip
             run = self._start(
                 drawn,

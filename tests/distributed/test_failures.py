@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 from adadp import PrivacyEngine, training
 from adadp.accounting.ledger import Ledger
@@ -39,6 +39,37 @@ def make(module: nn.Module, loader: DataLoader[Any] | None = None, **settings: A
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     loader = DataLoader(data(), batch_size=LOT) if loader is None else loader
     return engine, *engine.make_private(module=module, optimizer=optimizer, data_loader=loader, **settings)
+
+
+class Files(Dataset[Any]):
+    """Reads its rows in an order of its own, as a listing of files may; and perhaps another view each time."""
+
+    def __init__(self, turn: int, *, noise: bool = False, own: bool = False) -> None:
+        self.rows, self.turn, self.noise = data().tensors, turn, noise
+        self.generator = torch.Generator().manual_seed(torch.seed() % 2**30 + dist.get_rank()) if own else None
+
+    def __len__(self) -> int:
+        return len(self.rows[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        inputs, *rest = (rows[index - self.turn] for rows in self.rows)
+        return inputs + self.noise * torch.randn(inputs.shape, generator=self.generator), *rest
+
+
+def turned(rank: int) -> TensorDataset:
+    """The same rows, in another order in each process."""
+    return TensorDataset(*(rows.roll(rank, 0) for rows in data().tensors))
+
+
+def make_second(module: nn.Module, rank: int) -> Any:
+    """The engine of one process has made something private before: the noise of its second run would be another."""
+    engine, loader = PrivacyEngine(), DataLoader(data(), batch_size=LOT)
+    if rank == 1:
+        next(engine._numbers)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return engine.make_private(
+        module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+    )
 
 
 # ---- what make_private refuses ---------------------------------------------------------------------------------------
@@ -70,6 +101,12 @@ def refusals(rank: int, size: int, damaged: str) -> dict[str, str]:
         "seed": lambda: make(mlp(), engine={"seed": rank}),
         "weights": lambda: make(other_weights()),
         "own part": lambda: make(mlp(), DataLoader(Subset(data(), own), batch_size=8)),
+        "order": lambda: make(mlp(), DataLoader(turned(rank), batch_size=24)),
+        "items": lambda: make(mlp(), DataLoader(Files(rank), batch_size=24)),
+        "views": lambda: make(mlp(), DataLoader(Files(0, noise=True), batch_size=24)),
+        "views of its own": lambda: make(mlp(), DataLoader(Files(0, noise=True, own=True), batch_size=24)),
+        "shown": lambda: make(mlp(), expose_raw=rank == 1),
+        "number": lambda: make_second(mlp(), rank),
         "sampler": lambda: make(mlp(), DataLoader(data(), batch_size=24, sampler=DistributedSampler(data()))),
         "tensor parallel": lambda: make(sharded()),
         "static graph": lambda: make(DistributedDataParallel(mlp(), static_graph=True)),
@@ -96,6 +133,12 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         "seed": "the seed",
         "weights": "the weights",
         "own part": "the dataset",
+        "order": "the dataset",
+        "items": "the dataset",
+        "views": "nothing was raised",
+        "views of its own": "nothing was raised",
+        "shown": "expose_raw",
+        "number": "the run",
         "sampler": "would count twice",
         "tensor parallel": "tensor parallelism",
         "static graph": "static_graph",

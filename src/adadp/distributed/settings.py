@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
-from torch.utils.data import Subset
 
 import adadp
 from adadp.distributed.group import Group, number_of
@@ -21,13 +19,15 @@ ASSUMPTION = (
 )
 
 
-def refuse_differences(group: Group, module: nn.Module, dataset: Any, settings: Mapping[str, object]) -> None:
+def refuse_differences(
+    group: Group, module: nn.Module, dataset: Callable[[], object], settings: Mapping[str, object]
+) -> None:
     """Raise in all processes where they were not given the same.
 
     Args:
         group: the processes.
         module: the model, whose weights are compared bit for bit.
-        dataset: compared by its kind, its length and, for a `Subset`, its indices. Its items are not read.
+        dataset: returns what the dataset looks like (`checks.same_dataset`).
         settings: everything else, by the name under which a difference is reported. Only hashes are compared.
 
     Raises:
@@ -37,7 +37,7 @@ def refuse_differences(group: Group, module: nn.Module, dataset: Any, settings: 
     parameters = {name: (tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()}
     whole = {
         "the versions of adadp and torch": (adadp.__version__, torch.__version__),
-        "the dataset (its kind, length or chosen indices)": _look(dataset),
+        "the dataset (its kind, length, items or their order)": dataset(),
         "the model's parameters": parameters,
         "the kind of device": sorted({p.device.type for p in module.parameters()}),
         **settings,
@@ -53,9 +53,3 @@ def refuse_differences(group: Group, module: nn.Module, dataset: Any, settings: 
                 "same whole dataset (each works on its own part of every lot), the same settings and the same weights: "
                 "DistributedDataParallel(model) copies those of process 0 to all, or seed all of them alike."
             )
-
-
-def _look(dataset: Any) -> object:
-    if isinstance(dataset, Subset):
-        return "Subset", number_of(*dataset.indices), _look(dataset.dataset)
-    return type(dataset).__qualname__, len(dataset)

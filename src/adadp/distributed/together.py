@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -51,7 +50,7 @@ class Together:
             return randomness
         return randomness.sharing(self.group.from_first(partial(secrets.token_bytes, 32)))
 
-    def agree(self, module: nn.Module, dataset: Any, settings: Mapping[str, object]) -> None:
+    def agree(self, module: nn.Module, dataset: Callable[[], object], settings: Mapping[str, object]) -> None:
         """Raise ConfigurationError in all processes where they were not given the same."""
         if self.books is not None:
             refuse_differences(self.group, module, dataset, settings)
