@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from adadp.errors import ConfigurationError
@@ -15,9 +15,23 @@ _NONE = frozenset({"", "na", "n/a", "nan", "nat", "<na>", "null", "none", "?"})
 
 
 def key_of(value: Any) -> str:
-    """An id as a text; "" for what says that there is none. 3.0 and 3 read alike."""
+    """An id as a text; "" for what says that there is none. 3.0 and 3 read alike.
+
+    Raises:
+        ConfigurationError: it has no text of its own.
+
+    """
     if hasattr(value, "item"):  # a scalar of numpy or torch
-        value = value.item()
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError, TypeError):
+            raise ConfigurationError(f"an id is one value, and not a {type(value).__name__} of several") from None
+    kind: Any = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:  # its address
+        raise ConfigurationError(
+            f"ids are compared as texts, and a {kind.__name__} has none of its own: each of somebody's rows would pass "
+            "for another person. Give the texts or numbers that name the persons"
+        )
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = str(value).strip()
@@ -31,7 +45,7 @@ def keys_of(ids: Any) -> list[str]:
         ConfigurationError: these are no ids, one for each row.
 
     """
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+    if isinstance(ids, str | bytes | Mapping | Set) or not isinstance(ids, Iterable):  # the last two have no rows
         raise ConfigurationError(f"ids of persons are one for each row of the dataset, not {type(ids).__name__}")
     shape = getattr(ids, "shape", (0,))
     if len(shape) != 1:

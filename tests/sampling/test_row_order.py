@@ -1,4 +1,4 @@
-"""Rows that belong together are told by their places: whatever moves rows is refused, and no choice is made twice."""
+"""Whose a row is must be sure: what moves rows is refused, so are ids without texts, and no choice is made twice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -186,6 +187,25 @@ def test_a_loop_that_moves_rows_is_refused() -> None:
         loop(lambda rows: rows, **options)
         loop(lambda rows: rows + 0.01 * torch.randn_like(rows) if rows.is_floating_point() else rows, **options)
     loop(turned)  # each row counts for itself
+
+
+class Unnamed:
+    """Prints as its address: two objects for one person would be two persons."""
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        ([Unnamed(), Unnamed()], "has none of its own"),
+        ([torch.tensor([1, 2])] * 2, "one value"),
+        ([np.zeros(2)] * 2, "one value"),
+        ({"a", "b"}, "one for each row"),
+        ({"a": 0, "b": 1}, "one for each row"),
+    ],
+)
+def test_ids_that_tell_nobody_apart_are_refused(ids: Any, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        Units(ids)
 
 
 def test_rows_are_chosen_anew_in_another_attempt() -> None:
