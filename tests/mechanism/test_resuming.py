@@ -185,6 +185,9 @@ def test_changed_data_never_get_the_noise_that_other_sums_had(folder: Path) -> N
     assert set(seen.noise) & set(again.noise) == {10, 11, 12}
     for lot in set(seen.noise) & set(again.noise):
         assert not torch.equal(seen.noise[lot], again.noise[lot])
+        # Two releases on one draw of a lot would cost more than one release on each of two draws.
+        drawn = [run.loader.sampling.draw(lot, run.optimizer._step._randomness) for run in (first, resumed)]
+        assert not torch.equal(*drawn)
     # And it is interrupted and resumed like any other.
     third = training(resume=folder / "c", data=rows(changed=100), **settings).go()
     assert torch.equal(third.weights(), resumed.weights())
