@@ -15,7 +15,9 @@ from mechanism.test_resuming import LOT, Seen, Training, rows, steps_charged, tr
 from torch import nn
 from torch.utils.data import DataLoader
 
-from adadp import PrivacyEngine
+from adadp import Ledger, PrivacyEngine
+from adadp.accounting.events import PoissonGaussian
+from adadp.accounting.unused import boot_id
 from adadp.errors import CheckpointError, ConfigurationError
 
 
@@ -69,6 +71,40 @@ def test_digests_of_more_releases_than_the_ledger_holds_are_refused(tmp_path: Pa
         shutil.copy(tmp_path / f"old.{name}", tmp_path / name)
     with pytest.raises(CheckpointError, match="3 releases of this run, and its ledger holds 3 fewer"):
         training(resume=tmp_path / "c", **settings)
+
+
+def test_a_copied_folder_goes_on_with_other_noise(tmp_path: Path) -> None:
+    """The original goes on, too, on other data: the same noise on both sums would come off by subtraction."""
+    original, copied = tmp_path / "original", tmp_path / "copied"
+    original.mkdir()
+    settings: dict[str, Any] = {"seed": 7, "steps": None}
+    released(training(ledger=original / "l.jsonl", **settings), 8, save=original / "c", every=8)
+    shutil.copytree(original, copied)
+    first = training(resume=original / "c", ledger=original / "l.jsonl", **settings)
+    second = training(resume=copied / "c", ledger=copied / "l.jsonl", data=rows(changed=100), **settings)
+    one, other = released(first, 12), released(second, 12)
+    assert set(one) == set(other)
+    assert not any(torch.equal(one[lot], other[lot]) for lot in one)
+    assert steps_charged(copied / "l.jsonl") == 8 + len(other)
+
+
+@pytest.mark.skipif(boot_id() is None, reason="the system does not say when it was started")
+def test_nothing_is_given_back_by_a_copy_of_the_count_of_what_is_left(tmp_path: Path) -> None:
+    """A folder is copied while a run has releases reserved, and put back when the run was killed."""
+    with Ledger(tmp_path / "l.jsonl", dataset="rows") as ledger:
+        event = PoissonGaussian(1.0, 0.1)
+        run = ledger.start({"neighbours": "add-or-remove-one"})
+        run.charge(event, 10)
+        run._reserve(event, 11)  # what a quick run reserves ahead
+        run.charge(event)
+        (tmp_path / "copied").mkdir()
+        for file in tmp_path.glob("l.jsonl*"):
+            shutil.copy(file, tmp_path / "copied")
+        reserved = sum(run._reserved.values())
+        assert reserved > 12
+    copy = Ledger(tmp_path / "copied" / "l.jsonl", dataset="rows")
+    copy.start({"neighbours": "add-or-remove-one"}).close()
+    assert sum(count for _, count in copy.charged()) == reserved
 
 
 def test_no_seed_is_found_by_trying_with_a_checkpoint(tmp_path: Path) -> None:

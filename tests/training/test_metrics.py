@@ -111,3 +111,14 @@ def test_noise_alone_is_not_taken_for_learning():
     outputs[:, 0] = 1.0
     learnt = [held_out.paid(classes(labels), outputs, 30.0, seed=s, ledger=Charged()).learnt for s in range(40)]
     assert sum(learnt) <= 6
+
+
+def test_one_output_that_is_no_number_moves_paid_figures_as_any_other():
+    """Otherwise they would be NaN, which tells that the row is there."""
+    data = Table("t", {"x": np.zeros(50)}, torch.zeros(50), (), target=(0.0, 1.0))
+    outputs = torch.zeros(50, 1)
+    with_one = outputs.clone()
+    with_one[7] = float("nan")
+    first, second = (held_out.paid(data, given, 5.0, seed=3, ledger=Charged()) for given in (outputs, with_one))
+    assert np.isfinite(list(second.values.values())).all()
+    assert abs(second.values["mae"] - first.values["mae"]) <= 1.001 / first.rows

@@ -3,7 +3,8 @@
 The file `<ledger>.left` has one slot for each run: the number of the record that reserved last, and how many of its
 releases are left. It is written before each release without waiting for the disk. What a process wrote is read by every
 later process as long as the system has not been restarted, however the process ended; after a restart it is not known
-which writes reached the disk. So a slot counts only if it was written since the system was started (`boot_id`).
+which writes reached the disk. So a slot counts only if it was written since the system was started (`boot_id`), and in
+this very file: a copy that is put back does not know what was released since it was made.
 
 Guarantee: a slot that counts never says that more is left than was not released.
 """
@@ -32,8 +33,13 @@ def boot_id() -> str | None:
         return None
 
 
-def _check(record: int, left: int) -> int:
-    return (record * 0x9E3779B97F4A7C15 ^ left * 0xC2B2AE3D27D4EB4F ^ 0xADAD) % 2**64
+def file_number(file: int) -> int:
+    """What tells an open file from its copies."""
+    return os.fstat(file).st_ino
+
+
+def _check(record: int, left: int, number: int) -> int:
+    return (record * 0x9E3779B97F4A7C15 ^ left * 0xC2B2AE3D27D4EB4F ^ number * 0xD6E8FEB86659FD93 ^ 0xADAD) % 2**64
 
 
 class Unused:
@@ -43,26 +49,29 @@ class Unused:
         self.path = ledger.with_name(ledger.name + ".left")
         self._sums = ledger.with_name(ledger.name + SUMS)
         self._file: int | None = None
+        self._number = 0
 
     def write(self, run: int, record: int, left: int) -> None:
         """Note that `left` of what record number `record` reserved are left. Raises where that cannot be written."""
         try:
             if self._file is None:
                 self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.pwrite(self._file, _SLOT.pack(record, left, _check(record, left)), run * _SLOT.size)
+                self._number = file_number(self._file)
+            os.pwrite(self._file, _SLOT.pack(record, left, _check(record, left, self._number)), run * _SLOT.size)
         except OSError as error:
             raise LedgerError(f"{self.path} could not be written: {error}. Nothing may be released") from error
 
     def left(self, run: int, record: int) -> int:
         """How many of what `record` reserved were not released; 0 where that is not known."""
         try:
-            data = self.path.read_bytes()[run * _SLOT.size : (run + 1) * _SLOT.size]
+            with self.path.open("rb") as file:
+                number, data = file_number(file.fileno()), file.read()[run * _SLOT.size : (run + 1) * _SLOT.size]
         except OSError:
             return 0
         if len(data) < _SLOT.size:
             return 0
         found, left, check = _SLOT.unpack(data)
-        return int(left) if found == record and check == _check(found, left) else 0
+        return int(left) if found == record and check == _check(found, left, number) else 0
 
     def sync_digests(self) -> None:
         """Wait until all that dead runs wrote of their sums is on the disk."""

@@ -18,7 +18,8 @@ coins come from fresh entropy, and every lot is charged.
 The key follows from the seed: without the seed, digests show which lots of which attempts were equal, and nothing else.
 
 Guarantee: a (lot, attempt) of a seed is the noise of at most one release of the line of runs that resume one another,
-as long as ledger and digests (`<ledger>.sums`) are neither deleted nor copied apart.
+as long as ledger and digests (`<ledger>.sums`) are kept together. A copied file of digests is not gone on with: in it a
+new attempt begins.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from adadp.accounting import unused
 from adadp.accounting.events import Event
-from adadp.accounting.unused import SUMS
 from adadp.errors import CheckpointError, NotTheSameRunError
 from adadp.mechanism.sums import BoundedSums, Stddev
 from adadp.randomness import Randomness
 
-_LINE = re.compile(r"[0-9a-f]{16} \d+ (from \d+ \d+|ended \d+|\d+ [0-9a-f]{32})")
+_LINE = re.compile(r"[0-9a-f]{16} \d+ (from \d+ \d+ \d+|ended \d+|\d+ [0-9a-f]{32})")
 
 
 def path_of(ledger: Path) -> Path:
     """Where the digests of a ledger's runs are."""
-    return ledger.with_name(ledger.name + SUMS)
+    return ledger.with_name(ledger.name + unused.SUMS)
 
 
 class Attempt:
@@ -65,7 +66,7 @@ class Attempt:
 
     def start(self, lot: int, charged: int) -> None:
         """Begin to write digests, before `lot`; the ledger holds `charged` steps of this attempt."""
-        self._append(f"from {lot} {charged}")
+        self._append(f"from {lot} {charged} {unused.file_number(self._open())}")
         self.sync()
 
     def resume(self, lot: int, charged: Mapping[Event, int], runs: int) -> bool:
@@ -75,21 +76,23 @@ class Attempt:
         is left for one of the same cost. What other runs were charged for pays for nothing here: they made it.
 
         Returns:
-            False if that must not be: digests are missing from there on or damaged, or the attempt has ended.
+            False if that must not be: digests are missing from there on or damaged, the attempt has ended, or this is a
+            copy of the file, whose original may have gone on with the same noise.
 
         Raises:
             CheckpointError: more was released than the ledger holds.
 
         """
         began, lines = None, self._lines()
+        number = unused.file_number(self._open())
         for words in lines or ():
             if words[0] == "from" and began is None:
-                began = int(words[1]), int(words[2])
+                began = int(words[1]), int(words[2]), int(words[3])
             elif words[0] == "ended":
                 return False
             elif words[0] != "from":
                 self._known[int(words[0])] = words[1]
-        if lines is None or began is None or began[0] > lot:
+        if lines is None or began is None or began[0] > lot or began[2] != number:
             return False
         spare = sum(charged.values()) - began[1] - len(self._known)
         if spare < 0:
@@ -101,7 +104,6 @@ class Attempt:
             return False
         kinds = [event for event, count in charged.items() if count]
         self._spare = {kinds[0]: spare} if len(kinds) == 1 else {}
-        self._open()
         self.sync()  # what is trusted now must be there after a restart too
         return True
 

@@ -56,7 +56,8 @@ def paid(
 def _paid_numbers(data: Table, outputs: Tensor, sigma: float, seed: int | None, ledger: Charges) -> Metrics:
     assert data.target is not None
     low, high = data.target
-    errors = ((outputs.squeeze(1).double().clamp(-1, 1) - data.labels.double()).abs() / 2).numpy()  # of the range
+    # Of the range. What is no number is as wrong as can be: one row must not make the release NaN.
+    errors = ((outputs.squeeze(1).double().clamp(-1, 1) - data.labels.double()).abs() / 2).nan_to_num(nan=1.0).numpy()
     middle = np.abs(data.labels.double().numpy()) / 2  # of always naming the middle of the range, which is public
     sums = np.array([len(errors), errors.sum(), (errors**2).sum(), middle.sum()], dtype=np.float64)
     noised, _ = release(
