@@ -114,3 +114,22 @@ def test_the_command_prints_persons_and_nobodys_number_of_rows(visits: Path, tmp
     assert found.exit_code == 0, found.output
     found = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--dataset", str(path)])
     assert found.exit_code == 0, found.output
+
+
+def test_a_run_folder_that_is_published_does_not_show_how_many_rows_somebody_has(visits: Path, tmp_path: Path) -> None:
+    path = tmp_path / "visits.csv"
+    path.write_text(visits.read_text())
+    train(**options(path, out=str(tmp_path / "run"), number=("a=-4..4", "b=-4..4"), steps=2))
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    lines = path.read_text().splitlines()
+    assert "rows" not in config
+    assert len(lines) - 1 not in config.values()
+    assert config["persons"] == len({line.split(",")[0] for line in lines[1:]})
+    evaluated = ["evaluate", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, evaluated).exit_code == 0
+    path.write_text("\n".join([*lines, *[line for line in lines if line.startswith("P7,")]]) + "\n")
+    assert CliRunner().invoke(app, evaluated).exit_code == 0  # the same persons: they are held out as they were
+    path.write_text("\n".join(line for line in lines if not line.startswith("P7,")) + "\n")
+    found = CliRunner().invoke(app, evaluated)
+    assert found.exit_code != 0
+    assert "other persons than when the run was trained" in " ".join(found.output.split())

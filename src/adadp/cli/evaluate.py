@@ -79,7 +79,8 @@ def _same_split(run: FinishedRun, seed: int | None) -> Dataset | Table:
     from adadp.randomness import derived
 
     config = run.config
-    if config.get("rows") is None:
+    rows, persons = config.get("rows"), config.get("persons")
+    if rows is None and persons is None:
         raise ConfigurationError("this run was trained on data of your own: give --dataset with held-out data")
     split = config["split_seed"]
     if split is None and config["test"] is None:
@@ -92,10 +93,12 @@ def _same_split(run: FinishedRun, seed: int | None) -> Dataset | Table:
         pair = data.read_held_out(config["dataset"], **given)
     except data.DataNotFoundError as error:
         raise ConfigurationError(f"{error}: give --dataset with held-out data") from error
-    if len(pair.train) + len(pair.test) != config["rows"]:
+    found, then = (pair.count, persons) if rows is None else (len(pair.train) + len(pair.test), rows)
+    if found != then:
+        whose = "persons" if rows is None else "rows"
         raise ConfigurationError(
-            f"{config['dataset']} has other rows than when the run was trained ({config['rows']:,} then), so the rows "
-            "that were held out cannot be told: give --dataset with held-out data"
+            f"{config['dataset']} has other {whose} than when the run was trained ({then:,} then), so the rows that "
+            "were held out cannot be told: give --dataset with held-out data"
         )
     return pair.test
 

@@ -39,6 +39,14 @@ class HeldOut:
     seed: int | None
     note: str = HELD_OUT_NOTE
 
+    @property
+    def count(self) -> int:
+        """How many rows there are in both, or persons: how many rows persons have is in no number that is published."""
+        if self.train.persons is None:
+            return len(self.train) + len(self.test)
+        held = () if self.test.persons is None else keys_of(self.test.persons)
+        return len({*keys_of(self.train.persons), *held})
+
 
 def read(
     path: str | os.PathLike[str],

@@ -450,7 +450,7 @@ class _Execution:
             "kind": "table" if isinstance(plan.train, Table) else "images",
             "kinds": dict(plan.train.kinds) if isinstance(plan.train, Table) else None,
             "split_seed": None if plan.settings.seed is not None else plan.split_seed,
-            "rows": len(plan.train) + len(plan.test) if plan.own_data else None,
+            "rows" if plan.units is None else "persons": plan.rows_or_persons if plan.own_data else None,
             "image_shape": list(plan.train.input_shape) if isinstance(plan.train, Dataset) else None,
             "maximum": plan.train.maximum if isinstance(plan.train, Dataset) else None,
         }

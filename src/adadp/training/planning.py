@@ -258,6 +258,11 @@ class Plan:
         return f"persons ({self.settings.person})", self.population, None if held is None else Units(held).there
 
     @property
+    def rows_or_persons(self) -> int:
+        """How many there are in all, which is public: rows, or persons, and then not their rows."""
+        return data.HeldOut(self.train, self.test, None).count
+
+    @property
     def numbers(self) -> str:
         """How many units there are, in words."""
         whose, count, held = self._counted
