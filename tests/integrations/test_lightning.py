@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the extra `lightning` is not installed")
 
@@ -23,6 +23,8 @@ from lightning.pytorch import callbacks, strategies  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from adadp import PrivacyEngine  # noqa: E402
+from adadp.accounting.ledger import Ledger  # noqa: E402
+from adadp.checks.held_out import shares_examples  # noqa: E402
 from adadp.checks.trial import Trial  # noqa: E402
 from adadp.errors import ConfigurationError, PrivacyError, TrainingLoopError, UnsupportedModuleError  # noqa: E402
 from adadp.gradients import Capture  # noqa: E402
@@ -420,14 +422,23 @@ def test_batches_that_callbacks_change_are_refused(kind: type[lightning.Callback
 def test_the_training_set_is_no_validation_set() -> None:
     callback = private()
     found = trainer(callback, max_epochs=1, num_sanity_val_steps=0)
-    with pytest.raises(ConfigurationError, match="read the training set"):
+    with pytest.raises(ConfigurationError, match="read examples of the training set"):
         found.fit(made(), loader(), loader(4))
     module = made()
     found = trainer(callback := private(), max_epochs=1)
     found.fit(module, loader(), DataLoader(TensorDataset(INPUTS[:4], LABELS[:4])))
-    for data in (loader(4), [loader(4)]):
-        with pytest.raises(ConfigurationError, match="read the training set"):
+    for data in (loader(4), [loader(4)], DataLoader(Subset(DATA, [3]))):
+        with pytest.raises(ConfigurationError, match="read examples of the training set"):
             found.validate(module, data, verbose=False)
+
+
+def test_parts_of_one_dataset_may_be_apart() -> None:
+    train, held_out = Subset(DATA, range(80)), Subset(DATA, range(80, 96))
+    assert not shares_examples(train, held_out)
+    assert shares_examples(train, DATA)
+    assert shares_examples(train, Subset(Subset(DATA, range(70, 96)), [0]))
+    assert not shares_examples(train, Subset(Subset(DATA, range(70, 96)), [11]))
+    assert not shares_examples(train, None)
 
 
 # ---- what is logged --------------------------------------------------------------------------------------------------
@@ -469,7 +480,18 @@ def test_the_noise_follows_from_the_trainers_plan_and_the_target() -> None:
     guarantee = callback.guarantee
     assert "9 steps" in guarantee.sampling
     assert 1.9 < guarantee.require() <= 2.0
-    assert callback.epsilon == 2.0
+    assert callback.epsilon == guarantee.epsilon
+
+
+def test_the_epsilon_that_is_shown_counts_other_runs_on_the_ledger() -> None:
+    ledger = Ledger()
+    first = Private(target_epsilon=1, target_delta=1e-5, ledger=ledger)
+    other = private(ledger=ledger, seed=None)
+    for callback in (first, other):
+        trainer(callback, max_epochs=1).fit(made(), loader())
+    for callback in (first, other):
+        assert callback.epsilon is not None
+        assert callback.epsilon >= callback.guarantee.require() * (1 - 1e-3) > 3
 
 
 def test_training_ends_at_the_budget_whatever_least_number_of_steps_was_asked_for() -> None:

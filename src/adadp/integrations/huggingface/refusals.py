@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 
+from adadp.checks.held_out import shares_examples
 from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
 
@@ -204,10 +205,10 @@ def refuse_parts(parts: Mapping[str, Any], public_evaluation: bool) -> None:
             "Give a map-style dataset, with __len__ and __getitem__ (datasets.Dataset is one)."
         )
     others = evaluated.values() if isinstance(evaluated, Mapping) else (evaluated,)
-    if dataset is not None and any(one is dataset for one in others):
+    if any(shares_examples(dataset, one) for one in others):
         raise ConfigurationError(
-            "eval_dataset is the training set: its metrics would be logged without noise. Set examples aside, which "
-            "then have no guarantee, or leave it out."
+            "eval_dataset is the training set, or holds examples of it: their metrics would be logged without noise. "
+            "Set examples aside, which then have no guarantee, or leave it out."
         )
     optimizer, scheduler = parts.get("optimizers") or (None, None)
     if isinstance(optimizer, PrivateOptimizer):

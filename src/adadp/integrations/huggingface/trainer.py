@@ -95,6 +95,7 @@ class PrivateTraining:
         self.privacy = taken_from(kwargs)
         named = inspect.signature(above.__init__).bind_partial(*args, **kwargs).arguments
         refuse_parts(named, self.privacy.public_evaluation)
+        self._given_dataset = named.get("train_dataset")  # from which TRL makes another
         self._refuse_settings(named.get("args"))
         self.engine = self.privacy.engine()
         self._private: PrivateOptimizer | None = None
@@ -320,7 +321,8 @@ class PrivateTraining:
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As the trainer's; refused on the training set."""
         above: Any = super()
-        refuse_parts({"train_dataset": self._self.train_dataset, "eval_dataset": eval_dataset}, True)
+        for trained_on in (self._self.train_dataset, self._given_dataset):
+            refuse_parts({"train_dataset": trained_on, "eval_dataset": eval_dataset}, True)
         return above.evaluate(eval_dataset, *args, **kwargs)
 
     # ---- what is written down -----------------------------------------------------------------------------------

@@ -119,12 +119,14 @@ class Private(_Callback):  # type: ignore[misc]
 
         The guarantee may be larger while a planned run is under way: its plan is charged whole from the first step on.
         """
+        whole = self.guarantee.epsilon  # never the budget, which other runs on this ledger need not keep
+        if whole is None:
+            return None
         try:
             bound = get_accountant("rdp").epsilon(self.engine._open().charged(), self._target_delta).epsilon
         except AccountingError:
-            return None
-        budget = self.engine.budget
-        return min(bound, budget.epsilon) if budget is not None and budget.delta <= self._target_delta else bound
+            return whole
+        return min(bound, whole)
 
     # ---- a checkpoint carries the run ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
+from adadp.checks.held_out import shares_examples
 from adadp.errors import ConfigurationError
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -65,11 +66,11 @@ def refuse_optimizers(trainer: Any, *, public_validation: bool) -> None:
 
 
 def refuse_trained_on(dataset: Any, loaders: Any) -> None:
-    """Raise ConfigurationError where one of `loaders`, in whatever containers they are, reads the training set."""
-    if dataset is not None and any(getattr(loader, "dataset", None) is dataset for loader in tree_leaves(loaders)):
+    """Raise ConfigurationError where one of `loaders`, in whatever containers, reads examples of the training set."""
+    if any(shares_examples(dataset, getattr(loader, "dataset", None)) for loader in tree_leaves(loaders)):
         raise ConfigurationError(
-            "these loaders read the training set: its metrics would be logged without noise. Set examples aside, "
-            "which then have no guarantee, or look at the training set by trainer.predict, which logs nothing"
+            "these loaders read examples of the training set: their metrics would be logged without noise. Set "
+            "examples aside, which then have no guarantee, or use trainer.predict, which logs nothing"
         )
 
 
