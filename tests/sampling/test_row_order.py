@@ -181,7 +181,7 @@ def test_a_loop_that_moves_rows_is_refused() -> None:
     def turned(rows: Tensor) -> Tensor:
         return rows.flip(0)
 
-    for options in ({"unit": [row // 2 for row in range(24)]}, {"augmentations": 2}):
+    for options in ({"unit": [row // 2 for row in range(24)]}, {"augmentations": 2}, {"pad_lots": True}):
         with pytest.raises(TrainingLoopError, match="in another order"):
             loop(turned, **options)
         loop(lambda rows: rows, **options)

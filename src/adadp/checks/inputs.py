@@ -28,8 +28,9 @@ _INPUTS = (
 )
 
 _MOVED = (
-    "the loop gives the model the rows of a batch in another order. With unit= or augmentations=, rows that belong "
-    "together are told by their places: the rows of one person would count for several. Keep the order of the batch"
+    "the loop gives the model the rows of a batch in another order. Which rows belong together (unit=, augmentations=) "
+    "and which are padding (pad_lots=) is told by their places: rows of one person or example would count several "
+    "times. Keep the order of the batch"
 )
 
 #: How many different rows it takes to say that they are those of another tensor.
@@ -102,6 +103,11 @@ def _is_moved(leaf: Tensor, dim: int, batch: Arguments) -> bool:
     return False
 
 
+def _told_by_place(part: Part) -> bool:
+    """Whether some rows are padding, or belong together."""
+    return getattr(part, "segments", None) is not None or getattr(part, "real", part.count) != part.count
+
+
 def _distinct(rows: Tensor) -> Tensor:
     found: Tensor = torch.unique(_plain(rows), dim=0)
     return found
@@ -165,10 +171,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class InputWatch:
     """Compares a model's arguments with the loader's batch, and its attributes between lots; notes go to `untried`."""
 
-    def __init__(
-        self, module: nn.Module, dimensions: Sequence[int], untried: dict[str, str], ordered: bool = False
-    ) -> None:
-        self._module, self._dimensions, self._untried, self._ordered = module, dimensions, untried, ordered
+    def __init__(self, module: nn.Module, dimensions: Sequence[int], untried: dict[str, str]) -> None:
+        self._module, self._dimensions, self._untried = module, dimensions, untried
         self.stale = StaleOutputs()
         self._own_tensors = False  # whether the last compared call was given the batch's own tensors
         self._attributes: ModuleState | None = None  # of the module, after the first lot
@@ -188,7 +192,7 @@ class InputWatch:
                 self._compare_constant(leaf, name, part)
             elif isinstance(leaf, Tensor) and not self.stale.knows(leaf) and not _is_among(leaf, dim, batch):
                 self._untried["inputs"] = _INPUTS
-                if self._ordered and _is_moved(leaf, dim, batch):
+                if _told_by_place(part) and _is_moved(leaf, dim, batch):
                     raise TrainingLoopError(_MOVED)
         memory = _memory(batch.leaves)
         rows = [leaf for leaf, dim in arguments.pairs() if dim is not None]

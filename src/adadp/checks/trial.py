@@ -117,7 +117,7 @@ class Trial:
         self.postponed = False
         self.by_function: object = None
         self._schedule = Schedule(capture.module, steps)
-        self._inputs = InputWatch(capture.module, self._dimensions, self.untried, ordered)
+        self._inputs = InputWatch(capture.module, self._dimensions, self.untried)
         self._refused: dict[int, PrivacyError] = {}  # by id of what was refused
         self._tried_for: object = None  # the microbatch on which a module was tried last
         self._covered: int | None = None  # the lot on which modules were tried together with the loss
