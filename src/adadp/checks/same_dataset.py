@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import Any
 
@@ -37,7 +38,8 @@ def look_of(dataset: Any) -> object:
 def _some(dataset: Any, places: list[int]) -> bytes | None:
     try:
         with seeded(0):
-            return _digest(fetched(dataset, places))
+            # Of a copy: a file that the first item opens must not be shared with workers that are forked later.
+            return _digest(fetched(copy.copy(dataset), places))
     except Exception:  # the loop will say what is wrong
         return None
 
