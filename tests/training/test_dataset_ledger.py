@@ -156,3 +156,17 @@ def test_the_default_delta_is_below_1_over_n(examples: int) -> None:
     assert delta <= 1e-4
     assert f"{delta:.0e}" == f"{delta:.1e}".replace(".0e", "e"), "one digit"
     assert delta == 1e-4 or 0.45 < delta * examples**1.1 <= 1
+
+
+def test_data_that_has_a_ledger_gets_no_second_one_by_another_name(tmp_path: Path) -> None:
+    """Runs of one file would be counted apart, each as the only one."""
+    data = tmp_path / "survey.csv"
+    data.touch()
+    named = dataset_ledger.ledger_path(str(data), "people")
+    dataset_ledger.ledger_path(str(data), None).touch()
+    with pytest.raises(ConfigurationError, match=r"survey\.csv are charged to .*leave dataset_name out"):
+        dataset_ledger.ledger_path(str(data), "people")
+    named.touch()  # of other files of these people
+    with pytest.raises(ConfigurationError, match="would not count with them"):
+        dataset_ledger.ledger_path(str(data), "people")
+    assert dataset_ledger.ledger_path(str(tmp_path / "second.csv"), "people") == named

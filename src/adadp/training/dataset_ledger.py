@@ -36,7 +36,8 @@ def ledger_path(dataset: str, name: str | None) -> Path:
     """Where the ledger of a file or folder of one's own is.
 
     Raises:
-        ConfigurationError: the name is none for a file, or the folder cannot be written.
+        ConfigurationError: the name is none for a file, or another than that of its ledger; or the folder cannot be
+            written.
 
     """
     source = Path(dataset).resolve()
@@ -45,7 +46,12 @@ def ledger_path(dataset: str, name: str | None) -> Path:
             f"dataset_name must be letters, digits, spaces, dots, - and _ (100 at most, a letter or digit first), "
             f"not {name!r}"
         )
-    path = source.parent / f"{name or source.name}{SUFFIX}"
+    path, usual = (source.parent / f"{each}{SUFFIX}" for each in (name or source.name, source.name))
+    if usual != path and usual.exists():
+        raise ConfigurationError(
+            f"runs on {source.name} are charged to {usual}, and under the name {name!r} this one would not count with "
+            "them: leave dataset_name out. If it is other data, give it a file of its own, or another place by ledger="
+        )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigurationError(
             f"the ledger of this data belongs beside it ({path}), which cannot be written here: name another place "
