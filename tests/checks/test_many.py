@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
-from adadp.errors import ConfigurationError, NoGuaranteeError, PrivacyError
+from adadp.errors import ConfigurationError, NoGuaranteeError, PrivacyError, UnsupportedModuleError
 from adadp.mechanism.replay import TrainingStep
 
 LOT = 48
@@ -273,3 +273,41 @@ def test_what_is_said_of_private_rows_names_the_module_alone() -> None:
     assert "ValueError" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert str(caught.value).startswith("Net cannot be tried out on a few examples")
+
+
+class Remembers(Net):
+    """Keeps a sum of what it saw in a buffer, which is saved with the weights; or a table, made when first run."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("seen", torch.zeros(0 if how == "a table" else 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "in place":
+            self.seen += x.detach().sum(0)
+        elif self.how == "anew":
+            self.seen = self.seen + x.detach().sum(0)
+        elif not len(self.seen):
+            self.seen = torch.ones(x.shape[1])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+@pytest.mark.parametrize("how", ["in place", "anew"])
+def test_buffers_that_follow_the_data_are_refused(how: str, by_step: bool) -> None:
+    engine, optimizer, loader, model = private(Remembers(how))
+    x, y = next(iter(loader))
+    with pytest.raises(UnsupportedModuleError, match="the buffer seen changes when the model runs"):
+        TrainingStep(optimizer, lambda x, y: nn.functional.cross_entropy(model(x), y, reduction="none"))(
+            x, y
+        ) if by_step else model(x)
+    assert not by_step or torch.equal(model.seen, torch.zeros(6))
+    assert engine.guarantee(1e-5).epsilon is None or engine.guarantee(1e-5).sampling == "nothing"
+
+
+def test_a_table_in_a_buffer_is_none_of_the_data() -> None:
+    _, optimizer, loader, model = private(Remembers("a table"))
+    step = TrainingStep(optimizer, lambda x, y: nn.functional.cross_entropy(model(x), y, reduction="none"))
+    for x, y in loader:
+        step(x, y)

@@ -19,6 +19,7 @@ from adadp.checks.module_trial import ModuleTrial
 from adadp.checks.notes import say_through_func
 from adadp.checks.padding import Padded
 from adadp.checks.result_comparison import ExampleAxis
+from adadp.checks.running_statistics import refusing_statistics
 from adadp.checks.short_trial import ShortTrial, largest_differences
 from adadp.checks.trial_rows import SYNTHETIC, Row, replaced, synthetic
 from adadp.checks.trial_runs import LossRuns, TrialRuns
@@ -100,6 +101,10 @@ class Cascade:
     ) -> bool:
         """Raise where a loss mixes examples. Whether the modules that it calls were checked with it, layer by layer."""
         runs = LossRuns(self._capture, loss, arguments, self._trial)
+        with refusing_statistics(runs.module):
+            return self._of_loss(runs, lengths, synthetic_first=synthetic_first)
+
+    def _of_loss(self, runs: LossRuns, lengths: Padded | None, *, synthetic_first: bool) -> bool:
         if synthetic_first:
             self._refuse_synthetic(runs)
 
@@ -125,7 +130,8 @@ class Cascade:
             if not refuse_whole(self._limited(runs), [ExampleAxis(0)]):
                 self._refuse_whole_scalar(runs)
 
-        learnt(runs, attempt)
+        with refusing_statistics(runs.module):
+            learnt(runs, attempt)
 
     # ---- synthetic rows ------------------------------------------------------------------------------------------
 

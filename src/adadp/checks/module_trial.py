@@ -25,6 +25,7 @@ from adadp.checks.result_comparison import (
     one_row_less,
     same_bits,
 )
+from adadp.checks.running_statistics import STATISTICS
 from adadp.checks.seeds import redraws
 from adadp.checks.short_trial import given_items
 from adadp.checks.trial_rows import KINDS, Row, all_differ, replaced, splits, unlike_rows
@@ -121,10 +122,7 @@ class ModuleTrial:
             if buffer is not known or not same_bits(buffer, values):
                 if buffer is known:
                     buffer.data.copy_(values)  # what these runs wrote is not to stay
-                raise UnsupportedModuleError(
-                    f"the buffer {name} changes when the model runs: statistics of the data that leave training "
-                    "without noise. Freeze it, or replace the module that keeps it."
-                )
+                raise UnsupportedModuleError(STATISTICS.format(name))
 
     def _refuse_memory(self, whole: RunResult, again: RunResult, fewer: RunResult) -> None:
         """Attributes may count calls or hold caches, but not depend on examples."""
