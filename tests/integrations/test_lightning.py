@@ -471,6 +471,31 @@ def test_training_metrics_reach_no_logger_and_epsilon_does(tmp_path: Path) -> No
     assert "x" in str(run.fit_loop.epoch_loop._results)
 
 
+def test_a_loss_that_is_paid_for_is_logged_and_no_other(tmp_path: Path) -> None:
+    """With so little noise it is the mean of the lot's own losses; what training_step logs is dropped as ever."""
+    module = made()
+    with torch.no_grad():
+        mean = float(F.cross_entropy(module(INPUTS), LABELS))
+    callback = private(noise_multiplier=1e-3, logged_loss_most=4.0, max_physical_batch_size=40)
+    logger = CSVLogger(tmp_path)
+    run = trainer(callback, logger=logger, log_every_n_steps=1, max_epochs=1)
+    with pytest.warns(PrivateMetricWarning, match="train_loss was not logged"):
+        run.fit(module, loader(EXAMPLES))
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
+    assert set(rows[0]) - {"epoch", "step"} <= {"epsilon", "train_loss_paid"}
+    assert [float(row["train_loss_paid"]) for row in rows if row["train_loss_paid"]] == [pytest.approx(mean, abs=0.01)]
+    assert {"train_loss_paid"} <= set(run.progress_bar_metrics)
+    assert not [name for name in run.callback_metrics if name.startswith("train_loss") and name != "train_loss_paid"]
+    plain = private(noise_multiplier=1e-3)
+    trainer(plain, max_epochs=1).fit(made(), loader(EXAMPLES))
+    assert plain.guarantee.sampling == callback.guarantee.sampling
+
+
+def test_a_mean_cannot_be_paid_for_without_losses_for_each_row() -> None:
+    with pytest.raises(ConfigurationError, match="losses for each example"):
+        trainer(private(logged_loss_most=4.0)).fit(made(reduction="mean"), loader())
+
+
 # ---- budget and spending ---------------------------------------------------------------------------------------------
 
 

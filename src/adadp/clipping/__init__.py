@@ -6,7 +6,7 @@
 | `ellipsoid` | `Ellipsoid`           | an L2 ball after a change of basis by a shape                  |
 | `adaptive`  | `Adaptive`            | one L2 ball, whose radius follows a quantile of the norms      |
 | `local`     | `Local`               | a box, an interval for each coordinate (the paper's)           |
-| `paid_loss` | `PaidLoss`            | that of another clipping; the lot's mean loss is released too  |
+| `paid_figures` | `PaidFigures`      | that of another clipping; means of loss or others are released |
 | `grouped`   | `Grouped`, `PerLayer` | a clipping of its own for each group of parameters, or layer   |
 
 `base` has the contract that all of them keep, `shaped` what those with a shape have in common, `early` an optimisation
@@ -22,7 +22,7 @@ from adadp.clipping.ellipsoid import Ellipsoid
 from adadp.clipping.flat import Automatic, Flat
 from adadp.clipping.grouped import Grouped, PerLayer
 from adadp.clipping.local import Local
-from adadp.clipping.paid_loss import PaidLoss
+from adadp.clipping.paid_figures import PaidFigures
 
 
 def discover() -> None:
@@ -42,7 +42,7 @@ __all__ = [
     "Flat",
     "Grouped",
     "Local",
-    "PaidLoss",
+    "PaidFigures",
     "PerLayer",
     "by_name",
     "discover",

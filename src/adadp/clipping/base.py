@@ -145,8 +145,12 @@ def settings_of(clipping: Clipping) -> list[object]:
         value
         for part in clipping.objects()
         for name, value in vars(part).items()
-        if isinstance(value, int | float | str) and not (name == "step" and isinstance(part, Source))
+        if _is_plain(value) and not (name == "step" and isinstance(part, Source))
     ]
+
+
+def _is_plain(value: object) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, int | float | str)
 
 
 def count_lot(clipping: Clipping) -> None:

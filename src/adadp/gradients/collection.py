@@ -20,6 +20,8 @@ from adadp.gradients.forms.segments import SegmentRows, Segments
 from adadp.gradients.rounding import exact_arithmetic, flattened, keep_mask, outer_norms
 
 SMALL = 2**14
+#: The loss's name among an example's figures.
+LOSS = "loss"
 
 
 def is_small(form: PerExample) -> bool:
@@ -59,7 +61,8 @@ class Gradients:
         keep: [n] of bool; False for a row that is no example (an empty lot comes as one such row).
 
     Attributes:
-        losses: [n], where each example's own was differentiated; else None.
+        figures: numbers of each example, [n] by name: its loss (`LOSS`), where its own was differentiated, and others
+            that were given with it.
     """
 
     def __init__(self, forms: Mapping[str, PerExample], count: int, *, scale: float = 1.0, keep: Tensor) -> None:
@@ -67,7 +70,7 @@ class Gradients:
         self.count = count
         self.scale = scale
         self.keep = keep
-        self.losses: Tensor | None = None
+        self.figures: Mapping[str, Tensor] = {}
 
     @classmethod
     def of_segments(

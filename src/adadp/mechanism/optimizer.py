@@ -7,7 +7,7 @@ gradient and lets the user's optimizer step with it. `adadp.checks.loop_rules` h
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from adadp.checks.loop_rules import LoopRules, mixed_passes
 from adadp.checks.other_optimizers import private_step
 from adadp.checks.trial import Trial
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
+from adadp.gradients.collection import LOSS
 from adadp.mechanism.observation import Observer
 from adadp.mechanism.step import PrivateStep
 from adadp.mechanism.sums import ReleasedGradient
@@ -181,7 +182,7 @@ class PrivateOptimizer(Optimizer):
 
     # ---- a batch ----------------------------------------------------------------------------------------------------
 
-    def backward(self, losses: Tensor, **kwargs: Any) -> None:
+    def backward(self, losses: Tensor, *, figures: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
         """Run the backward pass from one loss for each example. This is the recommended way; `step()` follows.
 
         Each example's gradient is that of its own loss, however many others there are: the mean over the expected lot
@@ -190,11 +191,12 @@ class PrivateOptimizer(Optimizer):
         Args:
             losses: one loss for each row of the batch, shape [n] (`reduction="none"`; see `adadp.losses`). Row i must
                 be a function of example i and the weights alone.
+            figures: other numbers of each row, [n] by name, for a clipping that releases their means (`PaidFigures`).
             kwargs: passed to `torch.autograd.backward` (retain_graph).
 
         Raises:
-            TrainingLoopError: the losses are not one for each row, or depend on weights outside the module; or, on
-                trial lots, a loss depends on another row's example.
+            TrainingLoopError: losses or figures are not one for each row, or losses depend on weights outside the
+                module; or, on trial lots, a loss depends on another row's example.
 
         """
         microbatch = self._current()
@@ -202,7 +204,7 @@ class PrivateOptimizer(Optimizer):
         if self._trial.loss_due(self._trial, microbatch):
             self._rules.refuse_foreign_leaves(losses)
         self._trial.of_rows(losses, microbatch)
-        self.backward_by_rows(losses, **kwargs)
+        self.backward_by_rows(losses, figures, **kwargs)
 
     def _refuse_shape(self, losses: Tensor) -> None:
         count = self._current().count
@@ -213,16 +215,29 @@ class PrivateOptimizer(Optimizer):
                 "(adadp.losses)."
             )
 
-    def backward_by_rows(self, losses: Tensor, **kwargs: Any) -> None:
+    def _refuse_figures(self, figures: Mapping[str, Tensor]) -> None:
+        count = self._current().count
+        if LOSS in figures:
+            raise TrainingLoopError(f"the figure {LOSS!r} is what backward() is given first: call yours otherwise")
+        for name, value in figures.items():
+            if not isinstance(value, Tensor) or value.shape != (count,) or value.is_complex():
+                found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise TrainingLoopError(
+                    f"the figure {name!r} must be a tensor of one real number for each of the batch's {count} rows, of "
+                    f"shape [{count}], not {found}: without a sum or mean over rows."
+                )
+
+    def backward_by_rows(self, losses: Tensor, figures: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
         """As `backward`, without a trial of the losses."""
         self._refuse_shape(losses)
+        self._refuse_figures(figures or {})
         step = self._step
         if step.capture.recorded and step.calls_from_losses is None:
             raise mixed_passes()
         step.calls_from_losses = step.calls_from_losses or 0
         torch.autograd.backward(losses, torch.full_like(losses, step.loss_scale), **kwargs)
         step.calls_from_losses = step.capture.records
-        step.losses = losses.detach()
+        step.figures = {LOSS: losses.detach(), **{name: value.detach() for name, value in (figures or {}).items()}}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None, *, keep: Tensor | None = None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ class Recording:
     def __init__(
         self,
         optimizer: PrivateOptimizer,
-        loss: Callable[..., Tensor],
+        loss: Callable[..., Losses],
         signature: Any,
         microbatch: Microbatch,
         batch: tuple[Any, ...],
@@ -94,10 +94,20 @@ class Recording:
         return True
 
 
-def backward(optimizer: PrivateOptimizer, losses: Tensor) -> None:
+Losses = Tensor | tuple[Tensor, Mapping[str, Tensor]]
+"""One loss for each row, or a scalar; with it may come figures of each row, by name."""
+
+
+def losses_alone(found: Losses) -> Tensor:
+    """Losses without the figures that came with them."""
+    return found[0] if isinstance(found, tuple) else found
+
+
+def backward(optimizer: PrivateOptimizer, found: Losses) -> None:
     """Differentiate one loss for each row, or a scalar."""
+    losses, figures = found if isinstance(found, tuple) else (found, None)
     if losses.ndim:
-        optimizer.backward_by_rows(losses)
+        optimizer.backward_by_rows(losses, figures)
     else:
         losses.backward()  # type: ignore[no-untyped-call]
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from adadp.errors import BudgetExhaustedError
 from adadp.mechanism.optimizer import PrivateOptimizer
-from adadp.mechanism.recording import Recording, backward, keeper, signature_of
+from adadp.mechanism.recording import Losses, Recording, backward, keeper, losses_alone, signature_of
 from adadp.mechanism.step import PrivateStep
 from adadp.out_of_memory import advising, out_of_memory
 from adadp.sampling.batches import some_rows
@@ -45,9 +45,10 @@ class TrainingStep:
     Args:
         optimizer: the private optimizer.
         loss: `loss(*batch)` runs the private module and returns one loss for each row of the batch, [n] (or the scalar
-            that `make_private(loss_reduction=)` was told of). It is called once for each recording, so it must do the
-            same for every batch and read the batch from its arguments alone: anything else that it reads stays as it
-            was recorded, and that lot would be used again with every other.
+            that `make_private(loss_reduction=)` was told of); or (losses, figures) for a clipping that releases means
+            of figures (`PaidFigures`). It is called once for each recording, so it must do the same for every batch
+            and read the batch from its arguments alone: anything else that it reads stays as it was recorded, and that
+            lot would be used again with every other.
 
     Attributes:
         replays: how many steps were replayed.
@@ -55,7 +56,7 @@ class TrainingStep:
 
     """
 
-    def __init__(self, optimizer: PrivateOptimizer, loss: Callable[..., Tensor]) -> None:
+    def __init__(self, optimizer: PrivateOptimizer, loss: Callable[..., Losses]) -> None:
         self.optimizer, self.loss = optimizer, loss
         self.replays = 0
         self.why_not: str | None = _obstacle(optimizer)
@@ -75,7 +76,7 @@ class TrainingStep:
         self._tries = due and not optimizer._trial.postponed
         if self._tries:
             with advising(whole.count, lambda size: self._fits(batch, whole.count, size)):
-                optimizer._trial.of_loss(self.loss, batch, whole)
+                optimizer._trial.of_loss(self._losses_alone, batch, whole)
         size = loader.max_physical_batch_size
         if size is None or whole.fits(size) or not (whole.index == 0 and whole.last):
             self._one(whole, batch)
@@ -129,11 +130,14 @@ class TrainingStep:
         self.optimizer.zero_grad()
         self.optimizer._trial.by_function = self.optimizer._current()
         with advising(count, lambda size: self._fits(batch, count, size)):
-            losses = self.loss(*batch)
+            found = self.loss(*batch)
             if self._tries:
-                self.optimizer._rules.refuse_foreign_leaves(losses)
-            backward(self.optimizer, losses)
+                self.optimizer._rules.refuse_foreign_leaves(losses_alone(found))
+            backward(self.optimizer, found)
         self.optimizer.step()
+
+    def _losses_alone(self, *batch: Any) -> Tensor:
+        return losses_alone(self.loss(*batch))
 
     def _fits(self, batch: tuple[Any, ...], count: int, size: int) -> bool:
         """Whether the gradients of `size` of the batch's examples can be made and measured; they are then forgotten."""
@@ -142,7 +146,7 @@ class TrainingStep:
         try:
             rows = some_rows(batch, count, 0, size, self.optimizer._loader.batch_first)
             with step.capture.aside(size):
-                self.loss(*rows).sum().backward()  # type: ignore[no-untyped-call]
+                self._losses_alone(*rows).sum().backward()  # type: ignore[no-untyped-call]
                 for form in step.capture.take(size).values():
                     form.squared_norms()
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -204,7 +208,7 @@ class TrainingStep:
 
     def _record(self, signature: Any, microbatch: Microbatch, batch: tuple[Any, ...]) -> Recording | None:
         with advising(microbatch.count, lambda size: self._fits(batch, microbatch.count, size)):
-            self.optimizer._trial.before_recording(self.loss, batch, microbatch)
+            self.optimizer._trial.before_recording(self._losses_alone, batch, microbatch)
         try:
             if self._keeper is None:
                 self._keeper = keeper()

@@ -85,7 +85,7 @@ class PrivateStep:
         # Number of layer calls that were recorded in backward passes from each example's own loss, for this microbatch.
         # None if there was no such pass.
         self.calls_from_losses: int | None = None
-        self.losses: Tensor | None = None  # those losses, for statistics of them that are released (`PaidLoss`)
+        self.figures: Mapping[str, Tensor] = {}  # those losses, and others, whose means may be released (`PaidFigures`)
         self._parameters = dict(capture.module.named_parameters())
         self.trained: list[bool] = []  # by parameter: whether it was trained when the microbatch was handed out
         self._ready_for: Lot | None = None  # the lot that the clipping is ready for
@@ -111,7 +111,7 @@ class PrivateStep:
 
     def open(self, microbatch: Microbatch) -> None:
         """Note that the loop was handed this microbatch."""
-        self.calls_from_losses = self.losses = None
+        self.calls_from_losses, self.figures = None, {}
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
             self._randomness.begin_lot(microbatch.lot)
@@ -120,7 +120,7 @@ class PrivateStep:
 
     def forget(self) -> None:
         """Drop the gradients that backward passes recorded for this microbatch."""
-        self.calls_from_losses = self.losses = None
+        self.calls_from_losses, self.figures = None, {}
         self.capture.discard()
 
     def ready(self, microbatch: Microbatch) -> Tensor | None:
@@ -191,7 +191,7 @@ class PrivateStep:
             if isinstance(error, Exception):  # other processes would wait for this part
                 self.agreement.failed(lot.number)
             raise
-        self.calls_from_losses = self.losses = None
+        self.calls_from_losses, self.figures = None, {}
         lot.state = State.FILLED if microbatch.last else State.OPENED
         lot.added += 1
         for name, value in bounded.items():
@@ -261,7 +261,7 @@ class PrivateStep:
         scale, segments = self.scale(microbatch), microbatch.segments
         if segments is None:
             gradients = Gradients(forms, count, scale=scale, keep=counts)
-            gradients.losses = self.losses
+            gradients.figures = self.figures
         else:
             gradients = Gradients.of_segments(forms, segments, scale=scale, keep=counts, some=keep is not None)
         if self._count_nonfinite:

@@ -105,11 +105,13 @@ def test_one_device_may_be_chosen_by_a_device_map(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_compiled_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_compiled_models(tmp_path: Path, backend: str) -> None:
+    """Inductor makes code for each piece between the layers: two minutes for this model."""
     start = gpt2()
     plain, compiled = twins(start)
     trainer(tmp_path, plain).train()
-    trainer(tmp_path, compiled, settings={"torch_compile": True, "torch_compile_backend": "eager"}).train()
+    trainer(tmp_path, compiled, settings={"torch_compile": True, "torch_compile_backend": backend}).train()
     assert all(
         torch.allclose(one, other, atol=1e-5)
         for one, other in zip(weights(plain).values(), weights(compiled).values(), strict=True)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from adadp import losses
-from adadp.errors import ConfigurationError
+from adadp.errors import ConfigurationError, TrainingLoopError
 from adadp.integrations.huggingface import private
 from adadp.integrations.huggingface.trainer import PRIVATE_FIGURES
 from adadp.mechanism.optimizer import BudgetWarning
@@ -216,6 +216,51 @@ def test_a_loss_that_is_paid_for_is_logged(tmp_path: Path, monkeypatch: pytest.M
     plain = trainer(tmp_path, noise_multiplier=1e-3, settings=settings)
     plain.train()
     assert plain.guarantee.sampling == found.guarantee.sampling  # the same events
+
+
+def last_word_is_right(outputs: Any, inputs: Any) -> Tensor:
+    return outputs.logits[:, -2].argmax(1) == inputs["labels"][:, -1]
+
+
+def test_figures_that_are_paid_for_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With so little noise they are the means over the lot, in pieces; the events are the same."""
+    untried(monkeypatch)
+    model, whole = gpt2(), texts().columns
+    with torch.no_grad():
+        outputs = model(input_ids=whole["input_ids"], attention_mask=whole["attention_mask"])
+        right = float(last_word_is_right(outputs, whole).double().mean())
+        spread = float(outputs.logits.std((1, 2)).mean())
+    settings = {"per_device_train_batch_size": COUNT, "learning_rate": 0.0, "logging_steps": STEPS}
+    found = trainer(
+        tmp_path, model, settings=settings, noise_multiplier=1e-3, max_physical_batch_size=5, logged_loss_most=8.0,
+        logged_figures={
+            "accuracy": (0, 1, last_word_is_right),
+            "spread": (0, 2, lambda outputs, inputs: outputs.logits.std((1, 2))),
+        },
+    )  # fmt: skip
+    found.train()
+    entry = next(entry for entry in found.state.log_history if "accuracy" in entry)
+    assert entry["accuracy"] == pytest.approx(right, abs=0.01)
+    assert entry["spread"] == pytest.approx(spread, abs=0.02)
+    assert entry["loss"] > 1
+    assert any("(accuracy, spread)" in each for each in found.guarantee.assumptions)
+    plain = trainer(tmp_path, noise_multiplier=1e-3, settings=settings)
+    plain.train()
+    assert plain.guarantee.sampling == found.guarantee.sampling
+
+
+def test_figures_that_are_not_one_for_each_row_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch)
+    for figures, message in (
+        ({"loss": (0, 1, last_word_is_right)}, "logged_loss_most"),
+        ({"epsilon": (0, 1, last_word_is_right)}, "has an entry of that name"),
+        ({"accuracy": (0, 1)}, "low, high, function"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            trainer(tmp_path, logged_figures=figures)
+    mean = {"accuracy": (0, 1, lambda outputs, inputs: last_word_is_right(outputs, inputs).float().mean())}
+    with pytest.raises(TrainingLoopError, match="'accuracy' must be"):
+        trainer(tmp_path, logged_figures=mean).train()
 
 
 def test_the_guarantee_is_in_card_and_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

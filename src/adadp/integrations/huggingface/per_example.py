@@ -106,6 +106,15 @@ class RowLosses:
         """The losses of `model`, which may be a wrapper of the model that this was made for."""
         return self._loss(model(**self.without_labels(inputs)), inputs)
 
+    def with_figures(
+        self, model: Callable[..., Any], inputs: Mapping[str, Any], figures: Mapping[str, LossOfRows]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The losses, and other figures of the same outputs."""
+        outputs = model(**self.without_labels(inputs))
+        with torch.no_grad():
+            found = {name: function(outputs, inputs) for name, function in figures.items()}
+        return self._loss(outputs, inputs), found
+
     def without_labels(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """What the model is called with."""
         given = {name: value for name, value in inputs.items() if name not in self._labels}

@@ -12,15 +12,20 @@ from torch.utils.data import DataLoader
 
 from adadp.accounting.budget import Budget
 from adadp.accounting.ledger import Ledger
-from adadp.clipping import Clipping, PaidLoss
+from adadp.clipping import Clipping, PaidFigures
 from adadp.clipping.base import clipping_of
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
+from adadp.gradients.collection import LOSS
 from adadp.sampling.loader import sampling_of
 from adadp.sampling.units import Units, grouping_of
 
 LossOfRows = Callable[[Any, Mapping[str, Any]], Tensor]
 """`loss(outputs, inputs)`: one loss for each row, [n], from the model's outputs and the batch with its labels."""
+
+
+#: Entries of a trainer's log that are not figures.
+_TAKEN = (LOSS, "learning_rate", "epoch", "step", "epsilon", "train_runtime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +50,11 @@ class Privacy:
             set. Then evaluation may decide what is kept (`load_best_model_at_end`), when training stops and the rate.
             The guarantee states this as an assumption.
         logged_loss_most: log the training loss: the mean over the lot of losses cut to 0..this number. It is one more
-            coordinate of each step's release (`adadp.clipping.PaidLoss`); a hundredth of the step's privacy cost is its
-            share, and its noise has a standard deviation of 5 noise multipliers times this number over the lot.
+            coordinate of each step's release (`adadp.clipping.PaidFigures`); a hundredth of the step's privacy cost is
+            its share, and its noise has a standard deviation of 5 noise multipliers times this number over the lot.
+        logged_figures: log means of other figures in the same way: by name (low, high, function), where
+            `function(outputs, inputs)` returns one number for each row, [n], as `per_example_loss` does. The hundredth
+            is split: with k of them, and the loss, the noise of each is sqrt(k) times what it has alone.
         ledger, dataset, seed, accountant, secure_mode, strict: as in `PrivacyEngine`.
         unit: whose each row of the training set is: ids, or `Units`, or the name of a column of a datasets.Dataset. The
             guarantee is then for all rows of one person, and `per_device_train_batch_size` counts persons.
@@ -64,6 +72,7 @@ class Privacy:
     public_examples: Any = None
     public_evaluation: bool = False
     logged_loss_most: float | None = None
+    logged_figures: Mapping[str, tuple[float, float, LossOfRows]] | None = None
     ledger: Ledger | str | Path | None = None
     dataset: str | None = None
     seed: int | None = None
@@ -84,6 +93,7 @@ class Privacy:
             )
         if self.target_epsilon is not None:
             Budget(self.target_epsilon, self.target_delta)  # which says what is wrong with them
+        self._refuse_figures()
 
     def engine(self) -> PrivacyEngine:
         """A new engine; it has a budget where both a target and a noise are given."""
@@ -115,9 +125,25 @@ class Privacy:
         return len(sampling_of(loader, self.sampling, None, grouping_of(units, 1, loader)))
 
     def _clipping(self) -> dict[str, Any]:
-        if self.logged_loss_most is None:
+        bounds = {} if self.logged_loss_most is None else {LOSS: (0.0, self.logged_loss_most)}
+        bounds |= {name: (low, high) for name, (low, high, _) in (self.logged_figures or {}).items()}
+        if not bounds:
             return {"clipping": self.clipping, "max_grad_norm": self.max_grad_norm}
-        return {"clipping": PaidLoss(clipping_of(self.clipping, self.max_grad_norm), self.logged_loss_most)}
+        return {"clipping": PaidFigures(clipping_of(self.clipping, self.max_grad_norm), bounds)}
+
+    def figures(self) -> dict[str, LossOfRows]:
+        """The functions of `logged_figures`."""
+        return {name: function for name, (_, _, function) in (self.logged_figures or {}).items()}
+
+    def _refuse_figures(self) -> None:
+        for name, given in (self.logged_figures or {}).items():
+            if not (isinstance(given, tuple | list) and len(given) == 3 and callable(given[2])):
+                raise ConfigurationError(
+                    f"logged_figures[{name!r}] must be (low, high, function), function(outputs, inputs) returning [n]"
+                )
+            if name in _TAKEN:
+                instead = ": give logged_loss_most= for the loss" if name == LOSS else ": call the figure otherwise"
+                raise ConfigurationError(f"logged_figures[{name!r}]: the log has an entry of that name{instead}")
 
     def make_private(
         self, engine: PrivacyEngine, *, steps: int, noise_multiplier: float | None = None, **parts: Any

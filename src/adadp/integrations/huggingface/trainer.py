@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from adadp.accounting.guarantee import Guarantee
-from adadp.clipping import PaidLoss
+from adadp.clipping import PaidFigures
 from adadp.errors import ConfigurationError
 from adadp.extras import require
 from adadp.integrations.huggingface import resuming
@@ -33,6 +33,7 @@ from adadp.integrations.huggingface.refusals import (
     refuse_settings,
 )
 from adadp.mechanism.optimizer import PrivateOptimizer
+from adadp.mechanism.recording import Losses
 from adadp.mechanism.replay import TrainingStep
 from adadp.sampling.loader import PrivateLoader
 from adadp.sampling.units import Units
@@ -103,7 +104,7 @@ class PrivateTraining:
         self._step: TrainingStep | None = None
         self._units: Units | None = None  # persons, whose rows the training set holds
         self._saved: resuming.Saved | None = None  # what train() goes on with
-        self._paid: list[float] = []  # mean losses that were released since the last log
+        self._paid: dict[str, list[float]] = {}  # means of figures that were released since the last log
         self._planned = 0  # lots of the whole run
         self._trained_model: Any = None  # as the trainer's loop gives it: with autocast, compiled
         above.__init__(*args, **kwargs)
@@ -268,8 +269,8 @@ class PrivateTraining:
             for place in range(min(_COMPARED_ROWS, len(items))):  # type: ignore[arg-type]
                 yield self._self._prepare_inputs(loader.collate_fn([items[place]]))
 
-    def _losses(self, inputs: Any) -> Tensor:
-        return self._rows(self._trained_model, inputs)
+    def _losses(self, inputs: Any) -> Losses:
+        return self._rows.with_figures(self._trained_model, inputs, self.privacy.figures())
 
     # ---- a step -------------------------------------------------------------------------------------------------
 
@@ -286,8 +287,9 @@ class PrivateTraining:
                 self._step(trainer._prepare_inputs(batch))
         self._trained_model = None
         clipping = None if self._private is None else self._private._step.clipping
-        if isinstance(clipping, PaidLoss) and clipping.mean is not None and not self.budget_spent:
-            self._paid.append(float(clipping.mean))
+        if isinstance(clipping, PaidFigures) and not self.budget_spent:
+            for name, mean in clipping.means.items():
+                self._paid.setdefault(name, []).append(float(mean))
         return torch.zeros((), device=trainer.args.device)
 
     @property
@@ -333,8 +335,8 @@ class PrivateTraining:
         training = "learning_rate" in logs or "train_runtime" in logs
         for name in PRIVATE_FIGURES:
             logs.pop(name, None)
-        if training and self._paid:
-            logs["loss"] = sum(self._paid) / len(self._paid)  # released with the gradients
+        if training:  # released with the gradients
+            logs.update({name: sum(means) / len(means) for name, means in self._paid.items()})
             self._paid.clear()
         if training:
             epsilon = self.guarantee.epsilon

@@ -11,9 +11,12 @@ from adadp.accounting.accountants import get_accountant
 from adadp.accounting.budget import Budget
 from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger
+from adadp.clipping import PaidFigures
+from adadp.clipping.base import clipping_of
 from adadp.engine import PrivacyEngine
 from adadp.errors import AccountingError, ConfigurationError, TrainingLoopError
 from adadp.extras import require
+from adadp.gradients.collection import LOSS
 from adadp.integrations.lightning.lot_step import LotStep
 from adadp.integrations.lightning.metrics import TrainingMetrics
 from adadp.integrations.lightning.refusals import refuse_optimizers, refuse_trained_on, refuse_trainer
@@ -21,6 +24,8 @@ from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.sampling.loader import PrivateLoader, sampling_of
 from adadp.sampling.lot import State
 
+#: The name under which the released mean loss is logged.
+PAID_LOSS = "train_loss_paid"
 #: The package that is imported already, for each has classes of its own; `lightning` where neither is.
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PACKAGE = next((name for name in _PACKAGES if name in sys.modules), _PACKAGES[0])
@@ -57,6 +62,10 @@ class Private(_Callback):  # type: ignore[misc]
             data. Anything else that is logged there is dropped, with a warning.
         public_validation: declares that the validation set is public, so that metrics of it may decide which
             checkpoint is kept, when training ends and how the learning rate goes on.
+        logged_loss_most: log the training loss as "train_loss_paid", to loggers and progress bar: the mean over the lot
+            of losses cut to 0..this number. It is one more coordinate of each step's release
+            (`adadp.clipping.PaidFigures`); its noise has a standard deviation of 5 noise multipliers times this number
+            over the lot. `training_step` must return one loss for each row then.
         settings: the other arguments of `PrivacyEngine.make_private` (`max_grad_norm`, `clipping`,
             `max_physical_batch_size`, `public_examples`, ...). `steps` takes the place of the trainer's plan.
 
@@ -85,6 +94,7 @@ class Private(_Callback):  # type: ignore[misc]
         seed: int | None = None,
         public_metrics: Collection[str] = (),
         public_validation: bool = False,
+        logged_loss_most: float | None = None,
         **settings: Any,
     ) -> None:
         if (target_epsilon is None) == (noise_multiplier is None):
@@ -98,8 +108,8 @@ class Private(_Callback):  # type: ignore[misc]
         self._target_epsilon, self._target_delta = target_epsilon, target_delta
         self._noise_multiplier = noise_multiplier
         self._public_metrics, self._public_validation = tuple(public_metrics), public_validation
-        self._settings = settings
         self._declared: int | None = settings.pop("steps", None)
+        self._settings, self._logged_loss_most = settings, logged_loss_most
         self._steps: int | None = None  # that the run which trains now has planned
         self._saved: dict[str, Any] = {}  # of the checkpoint that the next fit goes on from
         self._metrics: TrainingMetrics | None = None
@@ -179,6 +189,8 @@ class Private(_Callback):  # type: ignore[misc]
             "data_loader": given,
             **self._settings,
         }
+        if self._logged_loss_most is not None:
+            arguments = _with_paid_loss(arguments, self._logged_loss_most)
         saved, self._saved = self._saved, {}
         self._steps = self._declared
         if saved:
@@ -250,12 +262,20 @@ class Private(_Callback):  # type: ignore[misc]
         if self._loader.stopped:
             self._stop(trainer)
             return
+        self._log_paid(pl_module)
         every = trainer.log_every_n_steps
         if trainer.is_last_batch or (every and batch_idx % every == 0):
             epsilon = self.epsilon
             if epsilon is not None:
                 assert self._metrics is not None
                 self._metrics.log_public(pl_module, "epsilon", epsilon)
+
+    def _log_paid(self, module: Any) -> None:
+        assert self.optimizer is not None
+        assert self._metrics is not None
+        clipping = self.optimizer._step.clipping
+        if self._logged_loss_most is not None and isinstance(clipping, PaidFigures):
+            self._metrics.log_public(module, PAID_LOSS, float(clipping.means[LOSS]))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Refuse an epoch that was broken off while a lot was out."""
@@ -290,6 +310,13 @@ class Private(_Callback):  # type: ignore[misc]
         steps = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
         for count in (steps.total, steps.current):
             count.ready, count.completed = count.ready - 1, count.completed - 1
+
+
+def _with_paid_loss(arguments: dict[str, Any], most: float) -> dict[str, Any]:
+    """Arguments of `make_private` whose clipping releases the mean loss, too."""
+    others = dict(arguments)
+    inner = clipping_of(others.pop("clipping", "flat"), others.pop("max_grad_norm", None))
+    return {**others, "clipping": PaidFigures(inner, {LOSS: (0.0, most)})}
 
 
 def _planned_steps(trainer: Any, loader: Any) -> int:
