@@ -136,7 +136,10 @@ class NoisedMicrobatches(PrivateStep):
 
 
 class SameSeed(Randomness):
-    """Starts again at every draw."""
+    """Starts again at every draw, whatever the lot."""
+
+    def begin_lot(self, number: int, attempt: int = 0) -> None:
+        super().begin_lot(0)
 
     def normal(self, like: Tensor) -> Tensor:
         self._generators.clear()

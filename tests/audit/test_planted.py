@@ -29,7 +29,7 @@ def test_planted_bugs_are_caught(bug: str) -> None:
         return
     # With half the noise the best attack errs in 31% of trials where 40% is promised. A second set of 500 confirms that
     # at 99.9% in 9 of 10 audits only (the others are suspicious); 1,000, the default, in 999 of 1,000.
-    subtle = {"noise 2x too small": 1000, "realised lot size as the denominator": 1000}
+    subtle = dict.fromkeys(("noise 2x too small", "realised lot size as the denominator", "a missing sqrt(m)"), 1000)
     caught = hunt(bug, trials=subtle.get(bug, 210), seed=3)
     assert caught.verdict == "violated"
     assert caught.epsilon_lower > caught.guaranteed_epsilon
