@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp import Ellipsoid, PrivacyEngine, TrainingStep, Units
 from adadp import Released as FromReleases
 from adadp.clipping import Adaptive, Clipping, Flat, PaidFigures, PerLayer
-from adadp.errors import ConfigurationError, TrainingLoopError
+from adadp.errors import CheckpointError, ConfigurationError, TrainingLoopError
 from adadp.mechanism.observation import Unnoised
 from adadp.shapes import Paid
 
@@ -313,3 +314,37 @@ def test_contributions_of_several_rows_are_refused() -> None:
     )
     with pytest.raises(ConfigurationError, match="several rows"):
         step(model, optimizer, loader)
+
+
+def test_a_resumed_run_goes_on_with_its_means_and_bounds(tmp_path: Path) -> None:
+    """Bit for bit, as with any clipping; with other bounds it is another run."""
+    inputs, targets = torch.randn(40, 3), torch.zeros(40, 1)
+    bounds = {"loss": (0, 4), "big": (0, 1)}
+
+    def given(outputs: Tensor, _: Tensor) -> dict[str, Tensor]:
+        return {"big": outputs > 0}
+
+    def made(bounds: dict[str, Any], **more: Any) -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model, clipping = nn.Linear(3, 1), PaidFigures(Flat(1.0), bounds)
+        engine = PrivacyEngine(seed=3, ledger=tmp_path / "ledger.jsonl", dataset="numbers", **more)
+        data = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        parts = engine.make_private(
+            module=model, optimizer=optimizer, data_loader=data, noise_multiplier=1.0, clipping=clipping
+        )
+        return engine, clipping, *parts
+
+    engine, clipping, *parts = made(bounds)
+    step(*parts, figures=given)
+    engine.save_checkpoint(tmp_path / "half", module=parts[0])
+    before = clipping.means
+    step(*parts, figures=given)
+    engine.close()
+    with pytest.raises(CheckpointError, match="clipping's numbers"):
+        made({**bounds, "loss": (0, 5)}, resume=tmp_path / "half")
+    _, resumed, *others = made(bounds, resume=tmp_path / "half")
+    assert resumed.means == before
+    step(*others, figures=given)
+    assert resumed.means == clipping.means
+    assert torch.equal(parts[0].weight, others[0].weight)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
-from adadp.clipping import Clipping, Ellipsoid, Local
+from adadp.clipping import Clipping, Ellipsoid, Flat, Local, PaidFigures
 from adadp.distributed.agreement import AgreementOfAll
 from adadp.distributed.group import Processes
 from adadp.distributed.share import Share
@@ -77,6 +77,10 @@ def probe() -> Probe:
     return Probe(Vectors(FEATURES), count=32, every=3)
 
 
+def _with_mean_loss() -> Clipping:
+    return PaidFigures(Flat(1.0), {"loss": (0.0, 4.0)})
+
+
 CLIPPINGS: dict[str, Callable[[], Clipping] | str] = {
     "automatic": "automatic",
     "per layer": "per_layer",
@@ -88,6 +92,7 @@ CLIPPINGS: dict[str, Callable[[], Clipping] | str] = {
     "probe": partial(_made, Ellipsoid, probe),
     "diagonal": partial(_made, Ellipsoid, probe, Diagonal),
     "raw": partial(_made, Ellipsoid, Raw),
+    "with a mean loss": _with_mean_loss,
 }
 
 
