@@ -348,3 +348,11 @@ def test_a_resumed_run_goes_on_with_its_means_and_bounds(tmp_path: Path) -> None
     step(*others, figures=given)
     assert resumed.means == clipping.means
     assert torch.equal(parts[0].weight, others[0].weight)
+
+
+def test_one_example_less_moves_a_large_sum_by_its_own_value_and_not_by_rounding() -> None:
+    from adadp.clipping.paid_figures import _in_half_widths
+
+    values, keep = torch.full((300_001,), 0.9), torch.ones(300_001, dtype=torch.bool)
+    whole, less = (_in_half_widths(values[:n], 0.0, 1.0, keep[:n]) for n in (300_001, 300_000))
+    assert float(whole - less) == pytest.approx(0.8, abs=1e-6)  # in float32 the step of such a sum is 0.016

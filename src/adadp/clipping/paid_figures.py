@@ -165,8 +165,11 @@ def _bounds(name: str, given: tuple[float, float]) -> tuple[float, float]:
 
 
 def _in_half_widths(values: Tensor, low: float, high: float, keep: Tensor) -> Tensor:
-    """The sum over the examples of the cut values less the middle, each between -1 and 1."""
+    """The sum over the examples of the cut values less the middle, each between -1 and 1, in float64.
+
+    In float32 a sum over a large lot would be rounded by more than the bound leaves room for.
+    """
     values = values.double()
     scaled = (values.clamp(low, high) - (low + high) / 2) / ((high - low) / 2)
     # Again, since the middle of bounds that are far from zero and close together is rounded.
-    return torch.where(keep & ~values.isnan(), scaled.clamp(-1.0, 1.0), 0.0).sum().float()
+    return torch.where(keep & ~values.isnan(), scaled.clamp(-1.0, 1.0), 0.0).sum()
