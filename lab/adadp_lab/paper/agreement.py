@@ -1,11 +1,11 @@
 """Whether a quick run is the beginning of the full one: accuracy at the same step, costs at the same step.
 
-Runs of one seed begin alike (weights, DP-PCA, lots), but noise differs between devices, and an accuracy in the first
-steps swings with it: by up to 13 points between seeds. So steps are compared from which on the full runs of all seeds
-are within `POINTS` points of each other, and a run agrees if its mean accuracy over the steps that both know is within
-`POINTS` of the full run's (what diverged, below `CHANCE`, counts as that). A run that falls `FALLEN` points below its
-best diverges, and the last digits decide how: it is compared up to there, if that is a few steps at least. Costs have
-to be equal.
+Runs of one seed begin alike (weights, DP-PCA, lots), but their noise differs between devices, and it has followed the
+lot's number only since most records were made. Accuracy in the first steps swings with it: by up to 13 points between
+the seeds of one full run. So a run agrees if its mean accuracy over all steps that both know is within `POINTS` points
+of that of a full run, whatever its seed (what diverged, below `CHANCE`, counts as that). A run that falls `FALLEN`
+points below its best diverges, and the last digits decide how: it is compared up to there, if that is a few steps at
+least. Costs have to be equal.
 A job that is the same in both (the toys) has to give the same numbers, means over random walks within four standard
 errors.
 """
@@ -70,29 +70,19 @@ def _said(work: str, settings: Mapping[str, Any]) -> str:
 
 
 def _accuracies(record: Record, full: Sequence[Record]) -> list[Compared]:
-    who = record["settings"]["who"]
+    """The run beside the full one that comes nearest to it; nothing where none has enough in common with it."""
     made = []
-    settled = _settled([dict(map(tuple, other["curve"])) for other in full])
     for other in full:
         curve = dict(map(tuple, other["curve"]))
-        known = [(s, 100 * value, 100 * curve[s]) for s, value in record["curve"] if s in curve and s >= settled]
+        known = [(step, 100 * value, 100 * curve[step]) for step, value in record["curve"] if step in curve]
         steady = _until_fallen([longer for _, _, longer in known])
         if steady < min(len(known), FEW):  # of a single accuracy in its first steps nothing can be said
             continue
         known = known[:steady]
-        if known and other["seed"] == record["seed"]:
+        if known:
             quick, longer = (statistics.mean(max(CHANCE, pair[place]) for pair in known) for place in (1, 2))
-            made.append(Compared(who, known[-1][0], quick, longer, POINTS))
-    return made
-
-
-def _settled(curves: Sequence[Mapping[int, float]]) -> int:
-    """The first step at which the curves of all seeds are within `POINTS` of each other."""
-    for step in sorted(curves[0]):
-        values = [100 * curve[step] for curve in curves if step in curve]
-        if max(values) - min(values) <= POINTS:
-            return step
-    return max(curves[0], default=0)
+            made.append(Compared(record["settings"]["who"], known[-1][0], quick, longer, POINTS))
+    return [min(made, key=lambda line: abs(line.quick - line.full))] if made else []
 
 
 def _until_fallen(accuracies: Sequence[float]) -> int:

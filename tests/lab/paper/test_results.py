@@ -107,7 +107,7 @@ def _again(tmp_path, names):
 @needs_data
 def test_a_quick_run_is_the_beginning_of_the_full_one(tmp_path):
     found = _again(tmp_path, ["fig-mnist-high"])
-    assert len(found) >= 10  # nine contenders but agd, whose seeds are still points apart, and the cost at two steps
+    assert len(found) >= 11  # nine contenders, and the cost at two steps
     assert [str(line) for line in found if not line.agrees] == []
 
 
@@ -123,7 +123,7 @@ def test_all_quick_runs_on_mnist_are_the_beginning_of_the_full_ones(tmp_path):
 
 def test_what_does_not_agree_is_told():
     train = {"work": "train", "seed": 0, "settings": {"who": "dpsgd/paper", "steps": 100}, "curve": [[50, 0.5]]}
-    full = [{**train, "seed": seed, "curve": [[50, 0.52 + 0.01 * seed], [100, 0.9]]} for seed in range(3)]
+    full = [{**train, "seed": seed, "curve": [[50, 0.52 + 0.1 * seed], [100, 0.9]]} for seed in range(3)]
     quick = {**train, "settings": {**train["settings"], "stop": 50}}
     (line,) = agreement.compare([quick], full)
     assert line.agrees

@@ -277,7 +277,7 @@ def test_one_ledger_serves_one_process_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
 
     def work() -> float:
-        with PrivacyEngine(ledger=path, dataset="d") as engine:
+        with PrivacyEngine(ledger=Ledger(path, dataset="d", wait=0.5)) as engine:
             train(*private(engine))
             return engine.get_epsilon(DELTA)
 
