@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import Ellipsoid, PrivacyEngine, Public
+from adadp import Ellipsoid, Ledger, PrivacyEngine, Public
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.events import PoissonGaussian
 from adadp.errors import LedgerError, PrivacyError
