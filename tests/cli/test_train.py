@@ -425,3 +425,20 @@ def test_the_default_delta_needs_no_warning(name: str) -> None:
     examples = {"mnist": 60_000, "digits": 1_438}[name]
     assert warn_about_delta(default_delta(examples), examples) == ()
     assert warn_about_delta(1e-3, 60_000) != ()
+
+
+def test_a_run_of_version_0_2_predicts_as_it_did() -> None:
+    """Its config.json calls categories text and knows no kinds of columns; a code of digits must stay a category."""
+    Path("t.csv").write_text("code,label\n" + "".join(f"{'A1' if i % 2 else '17'},{'ab'[i % 2]}\n" for i in range(300)))
+    arguments = ["--dataset", "t.csv", "--classes", "a,b", "--category", "code", "--steps", "30", "--epsilon", "3"]
+    values("train", *arguments, "--delta", "1e-3", "--out", "run")
+    Path("new.csv").write_text("code\n17\n17\n")  # numbers, if they were read off
+    now = values("predict", "run", "new.csv")["predictions"]
+    config = json.loads((Path("run") / "config.json").read_text())
+    config["text"] = config.pop("category")
+    for name in ("kinds", "number", "date", "ignore", "decimal_comma", "rows", "split_seed", "sha256"):
+        config.pop(name, config.pop(name.replace("_", "-"), None))
+    (Path("run") / "config.json").write_text(json.dumps(config))
+    assert values("predict", "run", "new.csv")["predictions"] == now == ["a", "a"]
+    assert "give --dataset" in refused("evaluate", "run")
+    assert values("evaluate", "run", "--dataset", "t.csv")["accuracy"] > 0.9

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import save_file
 from sklearn.base import clone
 
 from adadp.errors import ConfigurationError
@@ -142,3 +143,23 @@ def test_columns_that_are_gone_or_have_changed_type():
 def test_clone_keeps_settings():
     assert clone(fitted()).get_params() == fitted().get_params()
     assert clone(HashedOneHot(7)).buckets == 7
+
+
+def test_a_file_of_version_0_2_is_read_as_it_was_meant(tmp_path):
+    """It called categories text, and knew nothing of ranges, dates and free text."""
+    columns = {"age": np.arange(40.0), "job": np.array(["cook", "nurse"] * 20, dtype=object)}
+    table = TablePreprocessor(2.0, buckets=8, random_state=0).fit(columns)
+    save(tmp_path / "now", table)
+    with safe_open(tmp_path / "now", framework="numpy") as file:
+        metadata, arrays = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    state = json.loads(metadata["state"])
+    for name in ("ranges", "text", "dates", "missing", "vectors"):
+        del state["params"][name]
+    state["fitted"]["text_"] = state["fitted"].pop("categories_")
+    for name in ("ranged_", "dates_", "free_text_", "range_middle_", "range_scale_"):
+        del state["fitted"][name]
+    save_file(arrays, tmp_path / "old", metadata={**metadata, "state": json.dumps(state)})
+    old = load(tmp_path / "old")
+    assert np.array_equal(old.transform(columns), table.transform(columns))
+    assert (old.categories_, old.text_) == (["job"], [])
+    assert old.get_feature_names_out().tolist() == table.get_feature_names_out().tolist()
