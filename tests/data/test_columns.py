@@ -62,6 +62,8 @@ def test_declarations_that_make_no_sense(given, said):
         ({"ignore": ["salary"]}, "no column 'salary'"),
         ({"ignore": ["age", "job", "seen", "note"]}, "no column besides the label"),
         ({"target": (0, 1)}, "declared a number, and row 1 is none"),
+        ({"category": ["label=yes,no"]}, "'label' is declared as a feature, and is the label"),
+        ({"category": ["job"], "person": "job"}, "'job' is declared as a feature, and is whose"),
         ({"target": (0, 1), "classes": ["yes", "no"]}, "not both"),
     ],
 )

@@ -101,6 +101,12 @@ def read(
     if source.is_dir():
         return read_images(source, classes=classes, size=size, grey=grey, drop_other_labels=drop_other_labels)
     chosen = label if label is not None else "label"
+    for name, what in (
+        (chosen, "the label: declare its classes, or the range of a number"),
+        (person, "whose a row is"),
+    ):
+        if name in declared.names:
+            raise DataError(f"column {name!r} is declared as a feature, and is {what}")
     kinds = {**declared.kinds, **dict.fromkeys(declared.ignored, "text")}  # what is ignored is not refused either
     if target is not None:
         kinds[chosen] = "number"
