@@ -101,20 +101,7 @@ def read(
     if source.is_dir():
         return read_images(source, classes=classes, size=size, grey=grey, drop_other_labels=drop_other_labels)
     chosen = label if label is not None else "label"
-    for name, what in (
-        (chosen, "the label: declare its classes, or the range of a number"),
-        (person, "whose a row is"),
-    ):
-        if name in declared.names:
-            raise DataError(f"column {name!r} is declared as a feature, and is {what}")
-    kinds = {**declared.kinds, **dict.fromkeys(declared.ignored, "text")}  # what is ignored is not refused either
-    if target is not None:
-        kinds[chosen] = "number"
-    elif classes is not None:  # what type its column has would depend on a single cell
-        kinds[chosen] = "category"
-    if person is not None:
-        kinds[person] = "category"
-    columns = read_columns(source, kinds, decimal_comma=decimal_comma)
+    columns = read_columns(source, _kinds(declared, chosen, classes, target, person), decimal_comma=decimal_comma)
     unknown = [name for name in declared.names if name not in columns]
     if unknown:
         raise DataError(f"{source} has no column {unknown[0]!r}; it has {', '.join(columns)}")
@@ -152,6 +139,30 @@ def read(
         (*doubts, *column_doubts(flat, flat.kinds, declared.names)),
         persons,
     )
+
+
+def _kinds(
+    declared: Declared,
+    label: str,
+    classes: Sequence[object] | None,
+    target: tuple[float, float] | None,
+    person: str | None,
+) -> dict[str, str]:
+    """The kinds as which columns are read: what was declared of them, the label's and the persons'."""
+    for name, what in (
+        (label, "the label: declare its classes, or the range of a number"),
+        (person, "whose a row is"),
+    ):
+        if name in declared.names:
+            raise DataError(f"column {name!r} is declared as a feature, and is {what}")
+    kinds = {**declared.kinds, **dict.fromkeys(declared.ignored, "text")}  # what is ignored is not refused either
+    if target is not None:
+        kinds[label] = "number"
+    elif classes is not None:  # what type its column has would depend on a single cell
+        kinds[label] = "category"
+    if person is not None:
+        kinds[person] = "category"
+    return kinds
 
 
 def _labels(
