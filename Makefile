@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test test-all lint types imports format size wheel bench results results-check clean
+.PHONY: demo test test-all lint types imports format size docs wheel bench results results-check clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -18,8 +18,8 @@ test-all: lint types imports
 	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)
-	$(BIN)/ruff check src lab tests examples
-	$(BIN)/ruff format --check --quiet src lab tests examples
+	$(BIN)/ruff check src lab tests examples docs/_site
+	$(BIN)/ruff format --check --quiet src lab tests examples docs/_site
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -29,12 +29,17 @@ imports: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src lab tests examples
-	$(BIN)/ruff format src lab tests examples
+	$(BIN)/ruff check --fix src lab tests examples docs/_site
+	$(BIN)/ruff format src lab tests examples docs/_site
 
 # Lines of code of each package, without docstrings, comments and blank lines.
 size: $(STAMP)
 	$(BIN)/python -m adadp_lab.report.size
+
+# The documentation as a site in site/, which is made anew; a link or an anchor that leads nowhere is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "Open site/index.html, or: $(BIN)/mkdocs serve"
 
 # Both wheels, installed together into an empty environment outside the checkout, where the demo is run.
 wheel: $(STAMP)
@@ -64,4 +69,4 @@ $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build lab/build dist *.egg-info src/*.egg-info lab/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build lab/build dist site *.egg-info src/*.egg-info lab/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
