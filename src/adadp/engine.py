@@ -197,8 +197,8 @@ class PrivacyEngine(Checkpointing):
         sigma, chosen = self._noise(noise_multiplier), clipping_of(clipping, max_grad_norm)
         grouping = grouping_of(unit, augmentations, data_loader)
         drawn = self._sampling(data_loader, sampling, poisson_sampling, grouping)
-        alone = together.group.size == 1 and not observation.under_test()
-        refuse_ungrouped(grouping, max_physical_batch_size, plain_step=step_class is PrivateStep, alone=alone)
+        tested, plain = observation.under_test(), step_class is PrivateStep
+        refuse_ungrouped(grouping, max_physical_batch_size, plain_step=plain, tested=tested)
         check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)
         chosen.check(name for name, _ in module.named_parameters())
         if normalize_clipping:
@@ -233,6 +233,7 @@ class PrivacyEngine(Checkpointing):
                 "the clipping": ([type(part).__qualname__ for part in chosen.objects()], settings_of(chosen)),
                 "loss_reduction or loss_scale": (loss_reduction, loss_scale), "secure_mode": self._randomness.secure,
                 "max_physical_batch_size or pad_lots": (max_physical_batch_size, pad_lots), "the seed": self.seed,
+                "unit or augmentations": None if grouping is None else grouping.look,
             })  # fmt: skip
             run = self._start(
                 drawn,

@@ -18,8 +18,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
-from adadp import PrivacyEngine, training
+from adadp import PrivacyEngine, Units, training
 from adadp.accounting.ledger import Ledger
+from adadp.algorithms import Task, create
 from adadp.errors import ConfigurationError
 from distributed.team import TIMEOUT, start, values
 from distributed.work import LOT, cross_entropy, data, mlp, train
@@ -94,6 +95,18 @@ def refusals(rank: int, size: int, damaged: str) -> dict[str, str]:
         torch.manual_seed(rank)
         return nn.Sequential(nn.Linear(6, 2))
 
+    def line_search() -> None:
+        model, algorithm = mlp(), create("agd")
+        algorithm.settle(lot=LOT, steps=10, noise_multiplier=1.0, weights=100)
+        algorithm.make_private(
+            PrivacyEngine(),
+            module=model,
+            optimizer=algorithm.optimizer(model.parameters()),
+            data_loader=DataLoader(data(), batch_size=LOT),
+            noise_multiplier=1.0,
+            task=Task(LOT, 10, lambda count, generator: torch.randn(count, 6, generator=generator)),
+        )
+
     cases: dict[str, Any] = {
         "noise": lambda: make(mlp(), noise_multiplier=1.0 + rank),
         "lot": lambda: make(mlp(), DataLoader(data(), batch_size=24 + rank)),
@@ -106,6 +119,10 @@ def refusals(rank: int, size: int, damaged: str) -> dict[str, str]:
         "views": lambda: make(mlp(), DataLoader(Files(0, noise=True), batch_size=24)),
         "views of its own": lambda: make(mlp(), DataLoader(Files(0, noise=True, own=True), batch_size=24)),
         "shown": lambda: make(mlp(), expose_raw=rank == 1),
+        "whose rows": lambda: make(mlp(), unit=[max(row, 30 + rank) for row in range(240)]),
+        "rows of each": lambda: make(mlp(), unit=Units(range(240), max_rows=4 + rank)),
+        "augmentations": lambda: make(mlp(), augmentations=2 + rank),
+        "line search": line_search,
         "number": lambda: make_second(mlp(), rank),
         "sampler": lambda: make(mlp(), DataLoader(data(), batch_size=24, sampler=DistributedSampler(data()))),
         "tensor parallel": lambda: make(sharded()),
@@ -138,6 +155,10 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         "views": "nothing was raised",
         "views of its own": "nothing was raised",
         "shown": "expose_raw",
+        "whose rows": "unit or augmentations",
+        "rows of each": "unit or augmentations",
+        "augmentations": "unit or augmentations",
+        "line search": "train with agd in one process",
         "number": "the run",
         "sampler": "would count twice",
         "tensor parallel": "tensor parallelism",

@@ -28,6 +28,8 @@ from adadp.shapes import Diagonal, Paid, Probe, Raw
 from adadp.shapes.probes import Vectors
 
 EXAMPLES, FEATURES, LOT = 240, 6, 24
+#: Whose each example is: 40 persons of four rows, some of them apart, one of 60, and five rows of nobody.
+PERSONS = [None if row < 5 else str(min(row * 7 % 60, 40)) for row in range(EXAMPLES)]
 
 
 @dataclass
@@ -255,7 +257,7 @@ def _whole_noise_of_each(sound: Any) -> Any:
 
 
 def _all_of_the_lot(sound: Any) -> Any:
-    return lambda self, drawn: drawn
+    return lambda self, drawn: torch.arange(len(drawn))
 
 
 def _own_lot(sound: Any) -> Any:
@@ -288,7 +290,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {
     "a share of the noise missing": (mechanism, "add_noise", _less_noise, "noise"),
     "the same stream for each share": (mechanism, "add_noise", _same_noise_in_shares, "noise"),
     "a lot of its own with the whole rate": (Poisson, "draw", _own_lot, "alone"),
-    "the whole lot on every process": (Share, "own", _all_of_the_lot, "alone"),
+    "the whole lot on every process": (Share, "places", _all_of_the_lot, "alone"),
     "divided by the local lot": (mechanism.PrivateStep, "release", _local_lot, "alone"),
     "sums reduced in bfloat16": (Processes, "totals", _bfloat16, "alone"),
     "sums not reduced": (AgreementOfAll, "totals", _not_reduced, "engine"),

@@ -23,14 +23,14 @@ def as_float(name: str, value: float) -> float:
         raise ConfigurationError(f"{name} must be a number, not {value!r}") from None
 
 
-def refuse_ungrouped(grouping: Grouping | None, size: int | None, *, plain_step: bool, alone: bool) -> None:
+def refuse_ungrouped(grouping: Grouping | None, size: int | None, *, plain_step: bool, tested: bool) -> None:
     """Raise where rows of one contribution could not be kept together (`make_private(unit=, augmentations=)`).
 
     Args:
         grouping: what was asked for.
         size: `max_physical_batch_size`.
         plain_step: whether gradients are all that a lot releases.
-        alone: whether no other process and no test of the loop has a part in the lots.
+        tested: whether a test of the loop (`adadp.testing`) shares lots out.
 
     """
     if grouping is None:
@@ -42,10 +42,10 @@ def refuse_ungrouped(grouping: Grouping | None, size: int | None, *, plain_step:
             "an algorithm with a step of its own (agd's line search) releases more than gradients, and bounds that for "
             "each row: it cannot be used with unit= or augmentations=. Take dpsgd or adadp"
         )
-    if not alone:
+    if tested:
         raise ConfigurationError(
-            "unit= and augmentations= work in one process, and not under adadp.testing: several processes, and tests "
-            "that take one row away, share lots out by rows. Train in one process; test the loop without them"
+            "unit= and augmentations= do not work under adadp.testing, which takes one row away and shares lots out by "
+            "rows. Test the loop without them"
         )
 
 

@@ -28,7 +28,8 @@ def refuse_differences(
         group: the processes.
         module: the model, whose weights are compared bit for bit.
         dataset: returns what the dataset looks like (`checks.same_dataset`).
-        settings: everything else, by the name under which a difference is reported. Only hashes are compared.
+        settings: everything else, by the name under which a difference is reported, or a function that returns it. Only
+            hashes are compared.
 
     Raises:
         ConfigurationError: something differs; the message names it and the process.
@@ -42,7 +43,7 @@ def refuse_differences(
         "the kind of device": sorted({p.device.type for p in module.parameters()}),
         **settings,
     }
-    mine = {name: number_of(value) for name, value in whole.items()}
+    mine = {name: number_of(value() if callable(value) else value) for name, value in whole.items()}
     mine["the weights"] = checksum([*module.parameters(), *module.buffers()])
     found = group.objects(mine)
     for rank, theirs in enumerate(found):

@@ -151,21 +151,30 @@ class PrivateLoader:
         def draw() -> Iterator[list[int]]:
             for number in range(first, first + len(self) - made):
                 drawn = self.sampling.draw(number, self._randomness)
-                indices, most = self.share.own(drawn).tolist(), self.share.most(drawn)
-                lot = self.share.expected(self.sampling.lot)
+                most, lot = self.share.most(drawn), self.share.expected(self.sampling.lot)
                 cut = None if self.whole_lots else size
                 if self.grouping is None:
                     planned = size if self.pad_lots and size else min(lot, size or lot)
-                    parts = microbatches(number, indices, cut, planned, self.pad_lots, most)
-                else:  # in one process: several are refused
-                    groups = self.grouping.rows_of(indices, number, self._randomness)
-                    parts = grouped_microbatches(number, groups, cut, lot, self.pad_lots, self.grouping)
+                    own = drawn[self.share.places(drawn)].tolist()
+                    parts = microbatches(number, own, cut, planned, self.pad_lots, most)
+                else:
+                    groups = self._own_groups(self.grouping, drawn, number)
+                    parts = grouped_microbatches(number, groups, cut, lot, self.pad_lots, self.grouping, most)
                 for part in parts:
                     plan.append(part)
                     # An empty lot must be seen by the loop, too: one example that is not counted stands in for it.
                     yield list(part.indices) or [0]
 
         return draw()
+
+    def _own_groups(self, grouping: Grouping, drawn: Tensor, number: int) -> list[list[int]]:
+        """The rows of each unit of a lot that this process works on.
+
+        They are drawn for the whole lot first: which of their rows some persons are trained on must not depend on how
+        units are spread over processes, and so on who else is in the data.
+        """
+        groups = grouping.rows_of(drawn.tolist(), number, self._randomness)
+        return [groups[place] for place in self.share.places(drawn).tolist()]
 
     def _filled(self, microbatch: Microbatch, batch: Any) -> Microbatch:
         """The microbatch with its batch: padded, and on the device that `prefetch` names."""

@@ -157,12 +157,18 @@ def microbatches(
 
 
 def grouped_microbatches(
-    number: int, groups: Sequence[list[int]], size: int | None, planned: int, padded: bool, grouping: Grouping
+    number: int,
+    groups: Sequence[list[int]],
+    size: int | None,
+    planned: int,
+    padded: bool,
+    grouping: Grouping,
+    most: int = 0,
 ) -> list[Microbatch]:
     """Lot `number` in parts of whole units, `groups` of rows; no part has more than `size` rows.
 
     A part has room for the most rows that its units may have: how many parts there are depends on how many units were
-    drawn, and not on their rows.
+    drawn, and not on their rows. There are as many as for `most` units (see `microbatches`).
 
     Args:
         number: of the lot.
@@ -171,12 +177,14 @@ def grouped_microbatches(
         planned: how many units a lot is planned for.
         padded: whether every part has `size` rows.
         grouping: which units have how many rows.
+        most: how many units of the lot another process may have.
 
     """
     lot = Lot(number)
-    each = max(1, len(groups)) if size is None else grouping.at_a_time(size)
+    most = max(1, len(groups), most)
+    each = most if size is None else grouping.at_a_time(size)
     planned = planned if size is None else min(planned, each)
-    parts = [groups[start : start + each] for start in range(0, max(1, len(groups)), each)]
+    parts = [groups[start : start + each] for start in range(0, most, each)]
     found = []
     for place, part in enumerate(parts):
         rows = [row for group in part for row in group]

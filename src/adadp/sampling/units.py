@@ -141,6 +141,12 @@ class Grouping:
             drawn.noted |= {"unit": PERSON, "most_rows": self.units.max_rows, "reduction": self.units.reduction}
         return drawn
 
+    def look(self) -> object:
+        """Whose each row is and how rows are used: what several processes must have been given alike."""
+        units = self.units
+        whose = None if units is None else (units._rows, units.max_rows, units.reduction, units.declared)
+        return self.views, whose
+
     def at_a_time(self, size: int) -> int:
         """How many units a batch of at most `size` rows has room for, whatever rows they have."""
         if size < self.most:
