@@ -197,8 +197,7 @@ class PrivacyEngine(Checkpointing):
         sigma, chosen = self._noise(noise_multiplier), clipping_of(clipping, max_grad_norm)
         grouping = grouping_of(unit, augmentations, data_loader)
         drawn = self._sampling(data_loader, sampling, poisson_sampling, grouping)
-        tested, plain = observation.under_test(), step_class is PrivateStep
-        refuse_ungrouped(grouping, max_physical_batch_size, plain_step=plain, tested=tested)
+        refuse_ungrouped(grouping, max_physical_batch_size, step_class is PrivateStep, observation.under_test())
         check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)
         chosen.check(name for name, _ in module.named_parameters())
         if normalize_clipping:

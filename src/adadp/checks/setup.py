@@ -23,7 +23,7 @@ def as_float(name: str, value: float) -> float:
         raise ConfigurationError(f"{name} must be a number, not {value!r}") from None
 
 
-def refuse_ungrouped(grouping: Grouping | None, size: int | None, *, plain_step: bool, tested: bool) -> None:
+def refuse_ungrouped(grouping: Grouping | None, size: int | None, plain_step: bool, tested: bool) -> None:
     """Raise where rows of one contribution could not be kept together (`make_private(unit=, augmentations=)`).
 
     Args:
