@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from adadp import Ellipsoid, Flat, Kronecker, Released
 from adadp.clipping.base import settings_of
+from adadp.mechanism.sums import NoisedSums
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, State
 from soundness.stand import CLIPPINGS, WORLDS, Stand
@@ -138,3 +141,51 @@ def test_pieces_differ_where_they_should() -> None:
     inputs, weights = whole.examples(5)
     one, two = whole.lot(inputs, weights), other.lot(inputs[:4], weights[:4], 2, 2)
     assert any((one[key] - two[key]).abs().max() > 1e-3 for key in one)
+
+
+# ---- what clippings say of the noise in their release ---------------------------------------------------------------
+
+
+def unit_noises(stand: Stand) -> Iterator[NoisedSums]:
+    """Noised sums that are zero but for one coordinate of one parameter, which is its standard deviation."""
+    stddev = stand.clipping.stddev(stand.sigma)
+    zeros = {
+        key: torch.zeros_like(stand.clipping.parameters[key]) if key in stand.clipping.parameters else value * 0.0
+        for key, value in stand.bound(*stand.examples(2)).items()
+    }
+    for name in stand.clipping.parameters:
+        scale = torch.as_tensor(stddev[name], dtype=torch.float64).expand(zeros[name].shape)
+        for place in range(zeros[name].numel()):
+            one = torch.zeros_like(zeros[name]).flatten()
+            one[place] = scale.flatten()[place]
+            yield NoisedSums({**zeros, name: one.view_as(zeros[name])})
+
+
+# A `Public` source holds an iterator, which cannot be copied; it has no part in a release.
+@pytest.mark.parametrize("name", [name for name in CLIPPINGS if "public" not in name])
+def test_noise_of_release_is_the_noise_that_a_release_carries(name: str) -> None:
+    stand = Stand(WORLDS["mlp"], CLIPPINGS[name], sigma=1.3, seed=5)
+    stddev = stand.clipping.stddev(stand.sigma)
+    said = stand.clipping.noise_of_release(stand.sigma)
+    variance = {key: torch.zeros(value.shape).double() for key, value in stand.clipping.parameters.items()}
+    for noisy in unit_noises(stand):  # a release is linear in its noise, so variances add up
+        for key, value in copy.deepcopy(stand.clipping).release(noisy, stddev).items():
+            variance[key] += value.detach().double().square()
+    assert said.keys() == variance.keys()
+    for key, value in variance.items():
+        expected = torch.as_tensor(said[key]).detach().double().expand(value.shape)
+        torch.testing.assert_close(value.sqrt(), expected, rtol=1e-6, atol=1e-12, msg=f"{name}: {key}")
+
+
+@pytest.mark.parametrize("shape", ["diagonal", "full", "low rank", "rows and columns", "partly wide"])
+def test_noise_of_gradient_is_carried_back_by_the_shape(shape: str) -> None:
+    stand = Stand(WORLDS["mlp"], CLIPPINGS[f"ellipsoid, {shape}, probe"], sigma=1.3, seed=5)
+    clipping = stand.clipping
+    said = clipping.noise_of_gradient(stand.sigma)
+    for key, parameter in clipping.parameters.items():
+        total = torch.zeros(parameter.shape).double()
+        for place in range(parameter.numel()):
+            one = torch.zeros(parameter.numel(), dtype=torch.float64)
+            one[place] = float(clipping.stddev(stand.sigma)[key])
+            total += clipping.shape.apply(key, one.view(parameter.shape), clipping.shape.before).detach().square()
+        torch.testing.assert_close(total.sqrt(), said[key].detach(), rtol=1e-6, atol=1e-12)

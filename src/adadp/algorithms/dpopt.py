@@ -15,7 +15,7 @@ from adadp.algorithms.allocation import descend
 from adadp.algorithms.published import RAW_REASON
 from adadp.clipping import Clipping, Local
 from adadp.gradients.collection import Gradients
-from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient
+from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient, Stddev
 from adadp.shapes import Probe, Raw
 from adadp.shapes.source import ModelGradients
 
@@ -126,6 +126,10 @@ class OptimisedNoise(_Optimised):
             mean = value / self.expected_lot
             self._gradient[name] = torch.lerp(mean, self._gradient.get(name, mean), self.decay)
         return released
+
+    def noise_of_release(self, noise_multiplier: float) -> Stddev:
+        ball = super().noise_of_release(noise_multiplier)
+        return {name: value * self.axes[name] if self.axes else value for name, value in ball.items()}
 
 
 @algorithm("dpopt")

@@ -127,6 +127,19 @@ class Clipping(ABC):
         """Turn noised sums into one summed gradient for each parameter. Post-processing."""
         return ReleasedGradient(noisy)
 
+    def noise_of_release(self, noise_multiplier: float) -> Stddev:
+        """Return the standard deviation of the noise in each coordinate of what `release` returns, by parameter.
+
+        It is that of the lot for which `begin` ran last, as long as no release has changed the bound or the shape.
+        Clippings whose `release` changes coordinates override it.
+        """
+        stddev = self.stddev(noise_multiplier)
+        return {name: stddev[name] for name in self.parameters}
+
+    def noise_of_gradient(self, noise_multiplier: float) -> Stddev:
+        """Return the same in the gradients' own coordinates (the paper's sigma_i), where `release` returns others."""
+        return self.noise_of_release(noise_multiplier)
+
     def objects(self) -> list[object]:
         """Return this object and all that it holds which keep state between lots."""
         return [self]

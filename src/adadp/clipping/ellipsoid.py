@@ -5,7 +5,7 @@ from __future__ import annotations
 from adadp.clipping.base import Clipping, register
 from adadp.clipping.shaped import Shaped
 from adadp.gradients.collection import Gradients
-from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient
+from adadp.mechanism.sums import BoundedSums, NoisedSums, ReleasedGradient, Stddev
 from adadp.shapes.kronecker import Kronecker
 from adadp.shapes.released import Released
 from adadp.shapes.shape import Shape
@@ -38,6 +38,17 @@ class Ellipsoid(Shaped):
 
     def _carried(self, noisy: NoisedSums) -> ReleasedGradient:
         return ReleasedGradient({k: self.shape.apply(k, value, -self.shape.after) for k, value in noisy.items()})
+
+    def noise_of_release(self, noise_multiplier: float) -> Stddev:
+        return self._noise(noise_multiplier, -self.shape.after)
+
+    def noise_of_gradient(self, noise_multiplier: float) -> Stddev:
+        return self._noise(noise_multiplier, self.shape.before)
+
+    def _noise(self, noise_multiplier: float, exponent: float) -> Stddev:
+        """Deviations of the noise of the ball, multiplied by S^exponent."""
+        ball = super().noise_of_release(noise_multiplier)
+        return {k: ball[k] * self.shape.deviations(k, value, exponent) for k, value in self.parameters.items()}
 
 
 @register("ellipsoid")

@@ -115,6 +115,14 @@ class Grouped(Clipping):
             released.update(member.release(own, {key: stddev[key] for key in own}))
         return released
 
+    def noise_of_release(self, noise_multiplier: float) -> Stddev:
+        own = noise_multiplier * math.sqrt(len(self._active))
+        return {key: value for member in self._active for key, value in member.noise_of_release(own).items()}
+
+    def noise_of_gradient(self, noise_multiplier: float) -> Stddev:
+        own = noise_multiplier * math.sqrt(len(self._active))
+        return {key: value for member in self._active for key, value in member.noise_of_gradient(own).items()}
+
 
 @register("per_layer")
 class PerLayer(Grouped):

@@ -151,6 +151,12 @@ class PaidFigures(Clipping):
             ])  # fmt: skip
         return self.inner.release(noisy, stddev)
 
+    def noise_of_release(self, noise_multiplier: float) -> Stddev:
+        return self.inner.noise_of_release(split_noise(noise_multiplier, self.share)[0])
+
+    def noise_of_gradient(self, noise_multiplier: float) -> Stddev:
+        return self.inner.noise_of_gradient(split_noise(noise_multiplier, self.share)[0])
+
 
 def _bounds(name: str, given: tuple[float, float]) -> tuple[float, float]:
     try:

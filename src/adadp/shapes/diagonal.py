@@ -77,3 +77,9 @@ class Diagonal(Shape):
         if exponent == 0 or name not in self._squares:
             return tensor
         return tensor * self._power(name, exponent).to(tensor.dtype)
+
+    def deviations(self, name: str, like: Tensor, exponent: float) -> float | Tensor:
+        if exponent == 0 or name not in self._squares:
+            return 1.0
+        squares = self._squares[name]
+        return (squares / squares.mean().clamp_min(torch.finfo(squares.dtype).tiny) + self.damping) ** exponent

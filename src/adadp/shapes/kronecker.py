@@ -13,7 +13,7 @@ from adadp.gradients.forms.factors import IDENTITY, Factor
 from adadp.gradients.forms.per_example import Detail, PerExample, Side
 from adadp.shapes.diagonal import Diagonal
 from adadp.shapes.shape import THIN, Shape, Statistics
-from adadp.shapes.spectrum import Moments, Spectrum, powers, spectra
+from adadp.shapes.spectrum import Moments, Spectrum, diagonal_of_power, powers, spectra
 
 
 class Kronecker(Shape):
@@ -164,3 +164,12 @@ class Kronecker(Shape):
         left, right = self._pair(name, exponent)
         matrix = right.apply(tensor.reshape(len(tensor), -1)) if tensor.ndim > 1 else tensor.reshape(-1, 1)
         return left.apply_left(matrix).reshape(tensor.shape)
+
+    def deviations(self, name: str, like: Tensor, exponent: float) -> float | Tensor:
+        if exponent == 0 or name not in self._rows:
+            return 1.0
+        # The coordinate (i, j) of A Z B, for symmetric A and B, has variance (A^2)_ii (B^2)_jj.
+        variances = diagonal_of_power(self._rows[name], 2 * exponent)
+        if name in self._columns:
+            variances = variances[:, None] * diagonal_of_power(self._columns[name], 2 * exponent)
+        return variances.sqrt().reshape(like.shape)

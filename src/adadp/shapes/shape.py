@@ -97,3 +97,14 @@ class Shape(ABC):
     @abstractmethod
     def apply(self, name: str, tensor: Tensor, exponent: float) -> Tensor:
         """Multiply one gradient by S^exponent."""
+
+    def deviations(self, name: str, like: Tensor, exponent: float) -> float | Tensor:
+        """Return the standard deviation of each coordinate of S^exponent Z, for Z of unit variance and `like`'s shape.
+
+        It keeps nothing, so that asking changes no recorded step. Only descriptions of the noise need it.
+
+        Raises:
+            ConfigurationError: this shape does not say.
+
+        """
+        raise ConfigurationError(f"{type(self).__name__} does not say how its noise is spread: override deviations")

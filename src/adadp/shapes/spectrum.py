@@ -224,6 +224,15 @@ def powers(wanted: Sequence[tuple[Spectrum, float]]) -> list[Factor]:
     return [made[place] for place in range(len(wanted))]
 
 
+def diagonal_of_power(spectrum: Spectrum, exponent: float) -> Tensor:
+    """The diagonal of one spectrum's power, [d]."""
+    values = spectrum.values**exponent
+    if spectrum.basis is None:
+        return values
+    rest = 0.0 if spectrum.rest is None else spectrum.rest**exponent
+    return (spectrum.basis.square() @ (values - rest) + rest).clamp_min(0)
+
+
 def _full(group: Sequence[Spectrum], values: Tensor) -> tuple[list[_Unread], Tensor]:
     basis = torch.stack([spectrum.basis for spectrum in group if spectrum.basis is not None])
     matrices = (basis * values[:, None]) @ basis.mT
