@@ -8,9 +8,10 @@ number, to the last bit.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from adadp.accounting.events import Event, Uncovered
+from adadp.accounting.events import Event, Uncovered, event_from_json, event_to_json
 from adadp.errors import AccountingError, ConfigurationError
 
 Composition = Mapping[Event, int] | Iterable[tuple[Event, int]]
@@ -41,3 +42,16 @@ def refuse_uncovered(composition: Canonical) -> None:
     reasons = uncovered_reasons(composition)
     if reasons:
         raise AccountingError("no accountant covers this composition, so it has no epsilon: " + "; ".join(reasons))
+
+
+def releases_to_json(composition: Composition) -> list[list[Any]]:
+    """The composition as plain JSON: pairs of an event and its count."""
+    return [[event_to_json(event), count] for event, count in canonical(composition)]
+
+
+def releases_from_json(values: Iterable[Sequence[Any]]) -> Canonical:
+    """The inverse of `releases_to_json`. Raises `ConfigurationError` for anything that is not a composition."""
+    try:
+        return canonical([(event_from_json(event), count) for event, count in values])
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"not a list of releases: {error}") from None

@@ -19,6 +19,7 @@ from adadp.accounting.run import Run
 from adadp.checks.loop_rules import LoopRules, mixed_passes
 from adadp.checks.other_optimizers import private_step
 from adadp.checks.trial import Trial
+from adadp.clipping.base import Clipping
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
 from adadp.gradients.collection import LOSS
 from adadp.mechanism.observation import Observer
@@ -117,6 +118,11 @@ class PrivateOptimizer(Optimizer):
     def noise_multiplier(self) -> float:
         """Noise over the clipping bound."""
         return self._step.noise_multiplier
+
+    @property
+    def clipping(self) -> Clipping:
+        """The clipping, which states how large the noise is (`Clipping.noise_of_release`)."""
+        return self._step.clipping
 
     @property
     def expected_batch_size(self) -> float:

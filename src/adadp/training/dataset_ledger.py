@@ -13,10 +13,11 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from adadp.accounting.accountants import covering_accountant
 from adadp.accounting.budget import Budget
-from adadp.accounting.composition import Composition, canonical
+from adadp.accounting.composition import Canonical, Composition, canonical, releases_to_json
 from adadp.accounting.events import Event, Neighbours
 from adadp.accounting.guarantee import Guarantee, make_guarantee, round_up
 from adadp.accounting.ledger import Ledger
@@ -253,11 +254,30 @@ def guarantee_of(ledger: Ledger, runs: Collection[str], delta: float, accountant
 
     It is no guarantee for the data: the other runs looked at it too.
     """
-    charges = ledger.charges()
     relation = ledger.neighbours or Neighbours.ADD_REMOVE
-    releases = canonical([pair for name in runs for pair in charges[name]])
+    releases = _releases(ledger, runs)
     reasons = [text for run in ledger.runs if run.id in runs for text in run.remarks.reasons]
     return make_guarantee(
         releases, delta, accountant=covering_accountant(releases, relation, accountant), neighbours=relation,
         unit=whole.unit, reasons=reasons,
     )  # fmt: skip
+
+
+def _releases(ledger: Ledger, runs: Collection[str]) -> Canonical:
+    charges = ledger.charges()
+    return canonical([pair for name in runs for pair in charges[name]])
+
+
+def on_record(ledger: Ledger, runs: Collection[str], own: Guarantee) -> dict[str, Any]:
+    """The releases that guarantees are about, as plain values: of these runs, with their guarantee `own`, and of all.
+
+    Events, plans and the random ids of runs are no secret: this may be published.
+    """
+    return {
+        "dataset": ledger.dataset,
+        "runs": runs_in(ledger),
+        "ids": [run.uid for run in ledger.runs if run.id in runs],
+        "own": own.to_dict(),
+        "own_releases": releases_to_json(_releases(ledger, runs)),
+        "all_releases": releases_to_json(ledger.composition()),
+    }

@@ -23,6 +23,7 @@ from adadp.accounting.budget import Budget
 from adadp.accounting.events import PoissonGaussian, Uncovered
 from adadp.accounting.guarantee import Guarantee, round_up
 from adadp.accounting.ledger import Ledger
+from adadp.algorithms.algorithm import loss_of_each
 from adadp.data import HELD_OUT_NOTE, Dataset, Table
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError, InterruptedRunError
@@ -34,7 +35,8 @@ from adadp.shapes import InputMaker
 from adadp.training import checkpoints, held_out
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
-from adadp.training.dataset_ledger import guarantee_of, runs_in
+from adadp.training.dataset_ledger import guarantee_of, on_record, runs_in
+from adadp.training.history import History, history_of
 from adadp.training.lot_loop import ShuffledLots, each_lot
 from adadp.training.metrics import Metrics
 from adadp.training.planning import Plan
@@ -197,6 +199,7 @@ class _Execution:
         self.plan, self.settings, self.report, self.stop = plan, plan.settings, report, stop
         self.assumptions: list[str] = [f"public: {text}" for text in plan.public()]
         self.engine: PrivacyEngine | None = None
+        self.history: History | None = None
         self.charged: list[str] = []  # the ledger's ids of what this run charges, but for the engine's
 
     def run(self) -> Result:
@@ -234,7 +237,7 @@ class _Execution:
         result = Result(
             plan, metrics, guarantee, claimed, steps, seconds, self.folder, own, place, runs_in(self.ledger)
         )
-        runs.write_result(self.folder, result.to_dict(), guarantee)
+        runs.write_result(self.folder, result.to_dict(), guarantee, on_record(self.ledger, self._ids(), own))
         return result
 
     def _fit(self) -> prepared.Estimator | None:
@@ -303,6 +306,7 @@ class _Execution:
         lots: PrivateLoader | ShuffledLots
         if algorithm.private:
             optimizer, lots = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
+            self.history = history_of(self.folder, algorithm, optimizer, steps)
         else:
             unit = {} if plan.units is None else {"unit": PERSON}
             with self.ledger.start({"algorithm": algorithm.name, "steps": steps, **unit}) as charged:
@@ -337,19 +341,21 @@ class _Execution:
         plan, steps, done = self.plan, self.plan.steps, self._made_before()
         every, began, started = max(1, math.ceil(steps / self.settings.evaluations)), done, time.perf_counter()
         accuracy, epsilon = None, None
-        runs.forget_metrics(self.folder, done)
+        runs.forget_after(self.folder, done)
         if self.stop():
             raise self._interrupted(saved, done)
         for done, _ in each_lot(lots, work, steps):
             schedule.step()
+            if self.history is not None:
+                self.history.stepped(done)
             seconds = time.perf_counter() - started
             if done % every == 0 or done == steps:
                 saved.refuse_unless_finite(done)
-                accuracy, epsilon = self._standing(model), self._epsilon_so_far()
+                figures, epsilon = self._standing(model), self._epsilon_so_far()
+                accuracy = figures.get("accuracy", figures.get("mae"))
                 lr = schedule.optimizer.param_groups[0]["lr"]
-                figure = "accuracy" if plan.train.classes else "mae"
-                metrics = {"step": done, figure: accuracy, "epsilon": epsilon, "seconds": seconds, "lr": lr}
-                runs.add_metrics(self.folder, metrics)
+                metrics = {"step": done, **figures, "epsilon": epsilon, "seconds": seconds, "lr": lr}
+                runs.add_line(self.folder / runs.METRICS, metrics)
             if self.report is not None:
                 speed = (done - began) * plan.lot / max(seconds, 1e-9)
                 self.report(Progress(done, steps, seconds, speed, accuracy, epsilon))
@@ -399,12 +405,14 @@ class _Execution:
 
     # ---- what is known on the way ---------------------------------------------------------------------------------
 
-    def _standing(self, model: nn.Module) -> float | None:
-        """Accuracy so far, or the mean absolute error; None where figures are to be paid for, at the end."""
+    def _standing(self, model: nn.Module) -> dict[str, float | None]:
+        """Loss and accuracy (or mean absolute error) so far; no figures where they are to be paid for, at the end."""
+        figure = "accuracy" if self.plan.train.classes else "mae"
         if self.settings.paid_metrics:
-            return None
-        values = held_out.exact(self.plan.test, held_out.outputs_of(model, self.test)).values
-        return values.get("accuracy", values.get("mae"))
+            return {figure: None}
+        outputs = held_out.outputs_of(model, self.test)
+        values = held_out.exact(self.plan.test, outputs).values
+        return {figure: values[figure], "loss": float(loss_of_each(outputs, self.plan.test.labels).mean())}
 
     def _metrics(self, model: nn.Module) -> Metrics:
         """Figures on the held-out rows: exact, or noised and charged."""

@@ -6,7 +6,9 @@
 | `model.safetensors` | weights |
 | `preprocessing.safetensors` | the fitted preprocessing, where there is one |
 | `guarantee.json`, `guarantee.md` | what may be said, for programs and for people |
-| `metrics.jsonl` | accuracy and epsilon along the way |
+| `releases.json` | what the guarantee is about: each kind of release, of this run and of all runs on the data |
+| `history.jsonl` | how much of the released gradients is noise, along the way (`history`) |
+| `metrics.jsonl` | loss, accuracy and epsilon along the way |
 | `result.json` | what `adadp train --json` prints |
 | `run.json`, `checkpoint.safetensors` | to go on after an interruption (`checkpoints`) |
 | `ledger.jsonl` | what was charged, unless the run was charged to a ledger elsewhere |
@@ -37,6 +39,8 @@ from adadp.training.preparation import Estimator, rows
 from adadp.training.settings import parse_image_size, parse_range
 
 CONFIG, WEIGHTS, FITTED = "config.json", "model.safetensors", "preprocessing.safetensors"
+GUARANTEE, RELEASES, RESULT = "guarantee.json", "releases.json", "result.json"
+METRICS, HISTORY = "metrics.jsonl", "history.jsonl"
 
 
 def require_place(path: str | Path | None) -> None:
@@ -92,25 +96,26 @@ def write(folder: Path, config: Mapping[str, Any], model: nn.Module, estimator: 
     _json(folder / CONFIG, {**config, "sha256": _digests(folder)})
 
 
-def write_result(folder: Path, result: Mapping[str, Any], guarantee: Guarantee) -> None:
-    """Write what came out and what may be said about it."""
-    _json(folder / "result.json", result)
-    (folder / "guarantee.json").write_text(guarantee.to_json() + "\n")
+def write_result(folder: Path, result: Mapping[str, Any], guarantee: Guarantee, releases: Mapping[str, Any]) -> None:
+    """Write what came out, what may be said about it, and the releases that this is about."""
+    (folder / GUARANTEE).write_text(guarantee.to_json() + "\n")
     (folder / "guarantee.md").write_text(guarantee.to_markdown())
+    _json(folder / RELEASES, releases)
+    _json(folder / RESULT, result)
 
 
-def add_metrics(folder: Path, values: Mapping[str, Any]) -> None:
-    """Append one line to metrics.jsonl."""
-    with (folder / "metrics.jsonl").open("a") as file:
+def add_line(path: Path, values: Mapping[str, Any]) -> None:
+    """Append one line to a file of lines of JSON."""
+    with path.open("a") as file:
         file.write(json.dumps(values) + "\n")
 
 
-def forget_metrics(folder: Path, step: int) -> None:
-    """Leave out lines of metrics.jsonl after this step: a run that is resumed writes them again."""
-    path = folder / "metrics.jsonl"
-    if path.exists():
-        lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if _step_of(line) <= step))
+def forget_after(folder: Path, step: int) -> None:
+    """Leave out lines after this step, which a run that is resumed writes again."""
+    for path in (folder / METRICS, folder / HISTORY):
+        if path.exists():
+            lines = path.read_text().splitlines(keepends=True)
+            path.write_text("".join(line for line in lines if _step_of(line) <= step))
 
 
 def _step_of(line: str) -> float:
