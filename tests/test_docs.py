@@ -6,17 +6,23 @@ run is preceded by a comment that says why, and is compiled only:
 
     <!-- not run: needs a GPU -->
 
+Where a block's output or error is shown on the page, it is compared with the real one: a ```text block after it, with
+`<!-- prints -->` or `<!-- raises -->` on the line before. In a ```console block, a line `$ adadp ...` is run, and must
+print what follows it. Line breaks may differ.
+
 Every line `adadp ...` is read by its command's own parser of options; the cheap ones are run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from typer.main import get_command
@@ -30,7 +36,11 @@ from adadp.gradients.layers.layer import _REGISTER
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```$"
+    r"(?:\n\n<!-- (?P<how>prints|raises) -->\n```text\n(?P<shown>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->$")
 
 #: What a reader has at hand when the page begins.
@@ -133,11 +143,26 @@ SETUP = {
 NEEDS = {"huggingface.md": "transformers", "lightning.md": "lightning"}
 
 
-def blocks(page: Path) -> list[tuple[int, str, bool]]:
-    """The line, the code and whether it is run, of each block of a page."""
+class Block(NamedTuple):
+    """A Python block of a page: where it is, and what the page says that it prints or raises."""
+
+    line: int
+    code: str
+    run: bool
+    prints: str | None
+    raises: str | None
+
+
+def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     return [
-        (text.count("\n", 0, found.start("code")) + 1, found["code"], not NOT_RUN.search(found["before"]))
+        Block(
+            text.count("\n", 0, found.start("code")) + 1,
+            found["code"],
+            not NOT_RUN.search(found["before"]),
+            found["shown"] if found["how"] == "prints" else None,
+            found["shown"] if found["how"] == "raises" else None,
+        )
         for found in BLOCK.finditer(text)
     ]
 
@@ -148,8 +173,10 @@ WITH_CODE = [page for page in PAGES if blocks(page)]
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_every_block_is_found_and_compiles(page: Path) -> None:
     assert len(blocks(page)) == page.read_text().count("```python")
-    for line, code, _ in blocks(page):
-        compile("\n" * (line - 1) + code, str(page), "exec")
+    shown = [block for block in blocks(page) if block.prints or block.raises]
+    assert len(shown) == len(re.findall(r"^<!-- (?:prints|raises) -->$", page.read_text(), re.MULTILINE))
+    for block in blocks(page):
+        compile("\n" * (block.line - 1) + block.code, str(page), "exec")
 
 
 @pytest.fixture
@@ -179,11 +206,51 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name], reason=f"{page.name} needs {NEEDS[page.name]}")
     namespace: dict[str, Any] = {"__name__": page.stem}
-    if any(run for _, _, run in blocks(page)):
+    if any(block.run for block in blocks(page)):
         exec(textwrap.dedent(SETUP.get(page.name, "")), namespace)
-    for line, code, run in blocks(page):
-        if run:
-            exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    for block in blocks(page):
+        if block.run:
+            execute(block, page, namespace)
+
+
+def execute(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    """Run a block, and compare what it prints or raises with what the page shows."""
+    code, printed = compile("\n" * (block.line - 1) + block.code, str(page), "exec"), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        if block.raises is None:
+            exec(code, namespace)
+        else:
+            with pytest.raises(Exception) as raised:  # noqa: PT011 - the page says which
+                exec(code, namespace)
+            assert words(f"{raised.type.__name__}: {raised.value}") == words(block.raises)
+    if block.prints is not None:
+        assert words(printed.getvalue()) == words(block.prints)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+#: The commands of a console block, each with what it prints.
+CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROMPT = re.compile(r"^\$ adadp ((?:[^\n]*\\\n)*[^\n]*)\n(.*?)(?=^\$ |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def transcripts(page: Path) -> list[tuple[list[str], str]]:
+    return [
+        (shlex.split(typed.replace("\\\n", " ")), shown)
+        for block in CONSOLE.findall(page.read_text())
+        for typed, shown in PROMPT.findall(block)
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if transcripts(page)], ids=lambda page: page.name)
+def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for typed, shown in transcripts(page):
+        result = CliRunner().invoke(app, typed)
+        assert result.exit_code == 0, (typed, result.output)
+        assert words(result.output) == words(shown)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

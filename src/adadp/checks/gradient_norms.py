@@ -17,10 +17,11 @@ from adadp.gradients.rounding import exact_arithmetic
 Norms = dict[str, Tensor]
 
 CROSSED = (
-    "{} does not see examples in the order of the batch (they are sorted, reshaped or mixed before it, or [N, T, ...] "
-    "is taken for [T, N, ...]): a gradient that starts at one example arrives as another's. Keep each example in its "
-    "row from the loader to the loss (pack_padded_sequence(..., enforce_sorted=False) needs no sorting), with the same "
-    "layout everywhere: batch_first=True in the layers and in make_private, or False in both."
+    "{} does not see examples in the order of the batch (they are sorted, reshaped or mixed before it, the loss "
+    "compares them, or [N, T, ...] is taken for [T, N, ...]): a gradient that starts at one example arrives as "
+    "another's. Keep each example in its row from the loader to the loss (pack_padded_sequence(..., "
+    "enforce_sorted=False) needs no sorting), with the same layout everywhere: batch_first=True in the layers and in "
+    "make_private, or False in both."
 )
 
 
