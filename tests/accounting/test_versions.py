@@ -1,4 +1,4 @@
-"""Files of version 1 are read as they are, and continued in a way that old programs refuse."""
+"""Files of older versions are read as they are, and continued in a way that programs of their time read or refuse."""
 
 import json
 import shutil
@@ -11,7 +11,11 @@ from adadp.accounting.events import Gaussian, PoissonGaussian
 from adadp.accounting.ledger import Ledger
 from adadp.errors import LedgerError
 
-OLD = Path(__file__).parent / "references" / "v1.jsonl"  # written by version 1 itself (008fe18)
+REFERENCES = Path(__file__).parent / "references"
+OLD = REFERENCES / "v1.jsonl"  # written by version 1 itself (008fe18)
+OLD_2 = (
+    REFERENCES / "v2.jsonl"
+)  # written by version 2 itself (0.2.0): three runs for one patient, one of them inherited
 PCA, STEP, OTHER = Gaussian(16.0), PoissonGaussian(4.0, 0.05), PoissonGaussian(8.0, 0.05)
 KINDS_OF_VERSION_1 = {"ledger", "run", "reserve", "give-back", "close"}
 
@@ -85,21 +89,49 @@ def test_records_of_version_2_mean_nothing_in_a_file_of_version_1(path: Path) ->
         Ledger(path)
 
 
-@pytest.mark.parametrize("version", [0, 3, "2", None])
+@pytest.mark.parametrize("version", [0, 4, "2", None, True, 2.0])
 def test_other_versions_are_refused(tmp_path: Path, version: object) -> None:
     chain = Chain(tmp_path / "ledger.jsonl")
     chain.lock()
     header = {"kind": "ledger", "version": version, "dataset": "digits", "neighbours": None, "key": "ab" * 32}
-    chain.append({**header, "budget": None})
+    chain.append({**header, "budget": None, "unit": None})
     chain.unlock()
-    with pytest.raises(LedgerError, match="version"):
+    with pytest.raises(LedgerError, match=f"it is of version {version}, and this adadp reads up to version 3"):
         Ledger(tmp_path / "ledger.jsonl")
 
 
-def test_a_new_file_is_of_version_2(tmp_path: Path) -> None:
+def test_a_new_file_is_of_version_3(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.jsonl", dataset="digits").start({}) as run:
         pass
     header, started = map(json.loads, (tmp_path / "ledger.jsonl").read_text().splitlines()[:2])
-    assert header["version"] == 2
+    assert header["version"] == 3
     assert started["uid"] == run.uid
     assert len(run.uid) == 32
+
+
+def test_a_file_of_version_2_is_read_and_goes_on_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "v2.jsonl"
+    for name in ("v2.jsonl", "v2.jsonl.head"):
+        shutil.copy(OLD_2.with_name(name), tmp_path / name)
+    content = path.read_bytes()
+    ledger = Ledger(path, dataset="digits", unit="one patient")
+    assert ledger.guarantee(1e-5).unit == "one patient"
+    assert dict(ledger.composition()) == {PCA: 1, STEP: 12}  # ten of them planned, two inherited
+    assert "public weights" in ledger.assumptions
+    assert path.read_bytes() == content
+    for plan in ({}, {"unit": "one example"}):
+        with pytest.raises(LedgerError, match="it protects 'one patient', and the plan 'one example'"):
+            ledger.start(plan)
+    with pytest.raises(LedgerError, match="this seed has been used"):
+        ledger.start({"unit": "one patient"}, seed=7)
+    with pytest.raises(LedgerError, match="it protects 'one patient', not 'one example'"):
+        Ledger(path, unit="one example")
+    assert path.read_bytes() == content
+    with ledger.start({"unit": "one patient"}) as run:
+        run.charge(STEP)
+    added = [json.loads(line) for line in path.read_bytes()[len(content) :].splitlines()]
+    # Each run of version 2 states unit and relation, so a program of that time reads on and mixes nothing either.
+    assert [(record["kind"], record.get("unit")) for record in added] == [
+        ("run", "one patient"), ("reserve", None), ("close", None),
+    ]  # fmt: skip
+    assert dict(Ledger(path).composition()) == {PCA: 1, STEP: 13}

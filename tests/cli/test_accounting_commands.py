@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from adadp.accounting.accountants import ACCOUNTANTS
 from adadp.cli import app
+from adadp.errors import ConfigurationError
 
 RUN = ["--examples", "60000", "--lot", "3000", "--noise-multiplier", "4", "--steps", "200"]
 
@@ -183,6 +184,50 @@ def test_a_ledger_on_the_command_line(tmp_path: Path) -> None:
     broken = call("ledger", "check", path)
     assert broken.exit_code == 2
     assert "edited" in broken.stderr
+
+
+def test_which_delta_a_ledger_is_shown_at(tmp_path: Path) -> None:
+    from adadp.accounting.events import PoissonGaussian
+    from adadp.accounting.ledger import Budget, Ledger
+
+    path, step = str(tmp_path / "ledger.jsonl"), PoissonGaussian(4.0, 0.05)
+
+    def run(delta: float | None = None, budget: Budget | None = None) -> None:
+        with Ledger(path, dataset="mnist", delta=delta).start({}, budget=budget) as charged:
+            charged.charge(step, 10)
+
+    def shown(*more: str) -> tuple[float, str]:
+        text = " ".join(call("ledger", "show", path, *more).stdout.split())
+        return values("ledger", "show", path, *more)["delta"], text
+
+    run()
+    assert shown()[0] == 1e-5
+    assert "at delta 1e-05 (no run declared one; --delta takes another)" in shown()[1]
+    run(delta=1e-4)
+    assert shown()[0] == 1e-4
+    assert "at delta 0.0001 (as declared)" in shown()[1]
+    run(budget=Budget(9.0, 1e-6))
+    assert shown()[0] == 1e-6
+    assert "at delta 1e-06 (the smallest of those declared: 1e-06, 0.0001)" in shown()[1]
+    assert [row["delta"] for row in values("ledger", "show", path)["runs"]] == [None, 1e-4, 1e-6]
+    assert shown("--delta", "0.001")[0] == 1e-3
+    assert "at delta 0.001 (as given)" in shown("--delta", "0.001")[1]
+    found = values("ledger", "check", path, "--epsilon", "5")
+    assert (found["delta"], found["epsilon"]) == (1e-6, values("ledger", "show", path)["epsilon"])
+    assert "at delta 1e-06" in call("ledger", "check", path, "--epsilon", "5").stdout
+    with pytest.raises(ConfigurationError, match="delta must be"):
+        Ledger(path, delta=1.5)
+
+
+def test_a_ledger_is_added_to_in_its_own_unit(tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger.jsonl")
+    added = ["--dataset", "visits", "--gaussian", "16"]
+    assert call("ledger", "add", path, *added, "--unit", "one person").exit_code == 0
+    assert "one person, add-or-remove-one neighbours" in " ".join(call("ledger", "show", path).stdout.split())
+    refused = call("ledger", "add", path, *added)
+    assert refused.exit_code == 2
+    assert "it protects 'one person', and the plan 'one example'" in refused.stderr
+    assert len(values("ledger", "show", path)["runs"]) == 1
 
 
 def test_a_ledger_shows_what_its_runs_rest_on_and_what_came_with_weights(tmp_path: Path) -> None:

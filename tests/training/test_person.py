@@ -59,6 +59,20 @@ def test_a_run_is_for_persons(visits: Path, tmp_path: Path) -> None:
         train(**options(visits, out=str(tmp_path / "other"), **alone))
 
 
+def test_a_run_without_a_guarantee_is_noted_for_persons_too(
+    visits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy = tmp_path / "visits.csv"
+    copy.write_bytes(visits.read_bytes())
+    for algorithm in ("sgd", "dpsgd", "sgd"):  # the first one makes the ledger
+        train(**options(copy, algorithm=algorithm, delta=1e-3, steps=2))
+    ledger = Ledger(tmp_path / "visits.csv.adadp-ledger.jsonl")
+    assert {run.unit for run in ledger.runs} == {ledger.unit} == {"one person"}
+    assert sum("without_guarantee" in run.plan for run in ledger.runs) == 2
+    assert ledger.deltas == (1e-3,)
+
+
 def test_the_split_is_by_person_and_each_has_a_coin_of_its_own(visits: Path, tmp_path: Path) -> None:
     whole = data.read_held_out(visits, label="label", person="patient", seed=4, test_fraction=0.3)
     assert not set(whole.train.persons) & set(whole.test.persons)

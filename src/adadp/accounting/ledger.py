@@ -28,16 +28,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from adadp.accounting.admission import relation_for, require_new_seed, require_resumable, unit_for
 from adadp.accounting.budget import Allowance, Budget
 from adadp.accounting.chain import Chain, Record, canonical_json
 from adadp.accounting.composition import Canonical, canonical
 from adadp.accounting.events import Event, Neighbours, Uncovered, event_to_json
-from adadp.accounting.ledger_state import JSON, VERSION, Refusal, RunSummary, on_record, planned_steps
+from adadp.accounting.ledger_state import JSON, UPGRADED, VERSION, Refusal, RunSummary, on_record, planned_steps
 from adadp.accounting.reading import ReadableLedger
 from adadp.accounting.remarks import Remarks
 from adadp.accounting.run import MOST_RESERVED, Run
 from adadp.accounting.shared import FilterLimit, Limit, Limits, PlanLimit, fix_order
-from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, spending_from_json
+from adadp.accounting.spending import CarriedRun, spending_from_json
 from adadp.accounting.unused import boot_id
 from adadp.errors import BudgetExhaustedError, ConfigurationError, LedgerError
 
@@ -96,15 +97,20 @@ class Ledger(ReadableLedger):
             return
         for run in self._open.values():  # what they reserved was within their budgets as they were
             run._trim()
-        self._admit(news)
+        order = self._admit(news)
+        here = next((run for run in news if run.same_as(self.dataset)), None)
+        if here is not None:
+            self._head(here.neighbours, here.unit)
+        if order is not None:
+            self._append({"kind": "order", "order": order})
         self._append({"kind": "inherit", "runs": [run.to_json() for run in news]})
 
-    def _admit(self, news: Sequence[CarriedRun]) -> None:
-        """Hold what is inherited against the shared budget, if there is one."""
+    def _admit(self, news: Sequence[CarriedRun]) -> float | None:
+        """Hold what is inherited against the shared budget, if there is one. Returns its order, where that is new."""
         state = self._state
         here = [run for run in news if run.same_as(state.dataset) and run.counts]
         if state.budget is None or not here:
-            return
+            return None
         counts = [pair for run in here for pair in run.counts]
         for event, _ in counts:
             if isinstance(event, Uncovered):
@@ -123,8 +129,7 @@ class Ledger(ReadableLedger):
                 f"{limit} does not hold what these weights cost: they cannot be trained on under it. Use a ledger "
                 "with a larger budget, or none"
             )
-        if state.order is None:
-            self._append({"kind": "order", "order": order})
+        return order if state.order is None else None
 
     def settle_order(self, event: Event) -> None:
         """Keep a shared budget at the order that suits releases like `event`; what was settled before stays.
@@ -159,7 +164,8 @@ class Ledger(ReadableLedger):
         """Begin a run. Its releases are charged through the `Run`, each before it happens.
 
         `plan` is plain JSON that says what the run means to do. "steps" in it is a number of steps that is charged
-        from the first step on, made or not (`planned`); "unit" is the unit of privacy, "one example" unless given.
+        from the first step on, made or not (`planned`); "unit" is the unit of privacy ("one example" unless given) and
+        "neighbours" the relation: those of the first run are the ledger's, and others are refused.
         `budget` bounds everything in the ledger together, by `accountant`, for plans declared together. `resume` is
         the id of a run that this one continues: its plan has to be the same, and what it released stays charged. With
         `attempt`, such a run may have the seed of those that it continues: its noise is that of (lot, attempt).
@@ -212,9 +218,6 @@ class Ledger(ReadableLedger):
     def _lock(self) -> None:
         """Hold the file for writing."""
         if self._chain is None:
-            if not self._state.key:
-                self._records = []
-                self._write(self._header())
             return
         if self._chain.locked:
             return
@@ -226,8 +229,6 @@ class Ledger(ReadableLedger):
         records = chain.lock(self.wait)
         try:
             self._replay(records)
-            if not self._state.key:
-                self._append(self._header())
         except BaseException:
             self._unlock()
             raise
@@ -244,22 +245,29 @@ class Ledger(ReadableLedger):
                 f"a new ledger ({self.path}) has to know its dataset: pass dataset=, a name or a keyed fingerprint"
             )
 
-    def _header(self) -> Record:
+    def _head(self, neighbours: Neighbours | None, unit: str | None) -> None:
+        """Begin a new ledger, which is for this relation and this unit (None: what comes first settles it)."""
+        if self._state.key:
+            return
         self._require_dataset()
-        return {
-            "kind": "ledger",
-            "version": VERSION,
-            "dataset": self.dataset,
-            "neighbours": self.neighbours,
-            "key": secrets.token_hex(32),
-            "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
-        }
+        self._write(
+            {
+                "kind": "ledger",
+                "version": VERSION,
+                "dataset": self.dataset,
+                "neighbours": neighbours,
+                "unit": unit,
+                "key": secrets.token_hex(32),
+                "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
+            }
+        )
 
     def _append(self, record: Record) -> None:
         """On the disk first, then in memory."""
         with self._mutex:
-            if self._state.version == 1 and self._state.key:
-                self._write({"kind": "upgrade", "version": VERSION})
+            self._head(self._state.neighbours, self._state.unit)
+            if self._state.version == 1:
+                self._write({"kind": "upgrade", "version": UPGRADED})
             self._write(record)
 
     def _write(self, record: Record) -> None:
@@ -283,21 +291,19 @@ class Ledger(ReadableLedger):
     ) -> Run:
         self._reclaim()
         plan = json.loads(canonical_json(plan))  # a copy that nobody else can change
-        relation, unit = self._relation(plan), self._unit(plan)
-        fingerprint = None if seed is None else self._state.fingerprint(seed)
-        goes_on = attempt is not None and resume is not None and self._state.only_in_line(fingerprint, resume)
-        if fingerprint in self._state.seeds and not goes_on:
-            raise LedgerError(
-                "this seed has been used in this ledger: the same noise twice protects nothing. Leave the "
-                "seed out, or take a new one. (Only PrivacyEngine(resume=...) and adadp train --resume go on with the "
-                "seed of the run that they resume.)"
-            )
-        self._require_resumable(resume, plan)
+        try:
+            relation, unit = relation_for(self._state, plan), unit_for(self._state, plan)
+            if seed is not None:
+                require_new_seed(self._state, seed, attempt, resume)
+            require_resumable(self._state, resume, plan, self._open)
+        except Refusal as reason:
+            raise self._refuse(reason) from None
         self._require_free(resume)
         if budget is not None:
             from adadp.accounting.accountants import get_accountant
 
             get_accountant(accountant).check(self._state.pairs(self._exact), relation)
+        self._head(relation, unit)
         name, uid = f"run-{len(self._state.runs) + 1}", secrets.token_hex(16)
         self._append(
             {
@@ -308,9 +314,10 @@ class Ledger(ReadableLedger):
                 "resumes": resume,
                 "neighbours": relation,
                 "unit": unit,
-                "seed": fingerprint,
+                "seed": None if seed is None else self._state.fingerprint(seed),
                 "budget": None if budget is None else [budget.epsilon, budget.delta],
                 "accountant": accountant,
+                "delta": self._delta if budget is None else budget.delta,
                 "attempt": attempt or 0,
                 "boot": boot_id(),
                 **remarks.to_json(),
@@ -336,31 +343,6 @@ class Ledger(ReadableLedger):
             if left:
                 unused.sync_digests()  # once it has ended, they count after a restart too
                 self._give_back(run.id, {event: left}, "close")
-
-    def _relation(self, plan: Mapping[str, JSON]) -> Neighbours:
-        relation = self.neighbours or Neighbours(plan.get("neighbours", Neighbours.ADD_REMOVE))
-        if plan.get("neighbours", relation) != relation:
-            asked = plan["neighbours"]
-            raise self._refuse(f"it holds guarantees for {relation} neighbours, the plan is for {asked}")
-        return relation
-
-    def _unit(self, plan: Mapping[str, JSON]) -> str | None:
-        unit = plan.get("unit")
-        if unit is not None and (not isinstance(unit, str) or not unit.strip()):
-            raise ConfigurationError(f"a plan's unit must be a text such as 'one example', not {unit!r}")
-        self.require_unit(unit or DEFAULT_UNIT)
-        return unit
-
-    def _require_resumable(self, resume: str | None, plan: dict[str, JSON]) -> None:
-        while resume is not None:
-            summary = self._state.runs.get(resume)
-            if summary is None:
-                raise self._refuse(f"it has no run {resume!r} to resume")
-            if resume in self._open:
-                raise self._refuse(f"{resume} is still open and cannot be resumed")
-            if canonical_json(summary.plan) != canonical_json(plan):
-                raise self._refuse(f"{resume} belongs to another plan: {_difference(summary.plan, plan)}")
-            resume = summary.resumes
 
     def _goes_on(self, run: str | None) -> bool:
         """Whether this run is the one that has all of the shared budget, or continues it."""
@@ -486,8 +468,3 @@ class Ledger(ReadableLedger):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _difference(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> str:
-    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-    return ", ".join(f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in keys)

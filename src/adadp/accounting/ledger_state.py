@@ -2,9 +2,9 @@
 
 | record | says |
 | --- | --- |
-| ledger | version, dataset, relation, shared budget; the first, once |
+| ledger | version, dataset, unit, relation, shared budget; the first, once |
 | upgrade | from here on version 2: written once, before the first new record in a file of version 1, so that programs that know version 1 only refuse the file and do not miss what follows |
-| run | a run starts: plan, uid, unit, seed, budget, remarks |
+| run | a run starts: plan, uid, unit, relation, seed, budget, remarks |
 | plan | its budget does not hold all planned steps: how many it will make at most |
 | reserve, give-back, close | releases that may happen, that did not, and the run's end |
 | note | remarks that came up later, also after the run's end |
@@ -20,6 +20,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from adadp.accounting.accountant import require_delta
 from adadp.accounting.budget import Budget
 from adadp.accounting.chain import Record
 from adadp.accounting.composition import Canonical, canonical
@@ -31,7 +32,8 @@ from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, larger
 
 JSON = Any
 Pairs = list[tuple[Event, int]]
-VERSION = 2
+VERSION = 3  # 2 with the unit of privacy in the header. Files of version 2 stay what they are
+UPGRADED = 2  # what files of version 1 become
 MOST_RELEASES = 2**53  # in one record: accountants compute with floats
 
 
@@ -47,7 +49,7 @@ class RunSummary:
     is charged for from the first on, those of the runs that it resumes included; None where no number was declared.
     `number` counts runs from 0. `seed` is the fingerprint of its seed, and `attempt` which of the noises that the seed
     gives for a lot the run draws. `boot` says in which time between two starts of the system it ran, and `last` which
-    record reserved last, and what, if nothing was given back since (`unused`).
+    record reserved last, and what, if nothing was given back since (`unused`). `delta` is the one that it declared.
     """
 
     id: str
@@ -56,7 +58,7 @@ class RunSummary:
     reserved: dict[Event, int] = field(default_factory=dict)
     closed: bool = False
     uid: str = ""
-    unit: str | None = None
+    unit: str = DEFAULT_UNIT
     planned: int | None = None
     remarks: Remarks = NO_REMARKS
     number: int = 0
@@ -64,6 +66,7 @@ class RunSummary:
     attempt: int = 0
     boot: str | None = None
     last: tuple[int, Event] | None = None
+    delta: float | None = None
 
 
 View = Callable[[RunSummary], Mapping[Event, int]]
@@ -82,10 +85,15 @@ def planned_steps(plan: Mapping[str, JSON]) -> int | None:
 
 
 class LedgerState:
-    """The state after some records. `dataset`, `neighbours` and `budget` may be given: the records have to agree."""
+    """The state after some records. What is given beforehand, the records have to agree with.
 
-    def __init__(self, dataset: str | None, neighbours: Neighbours | None, budget: Budget | None) -> None:
-        self.dataset, self.neighbours, self.budget = dataset, neighbours, budget
+    A ledger has one neighbouring relation and one unit of privacy. Both are None until something settles them.
+    """
+
+    def __init__(
+        self, dataset: str | None, neighbours: Neighbours | None, budget: Budget | None, unit: str | None = None
+    ) -> None:
+        self.dataset, self.neighbours, self.budget, self.unit = dataset, neighbours, budget, unit
         self.version = VERSION
         self.key = b""
         self.runs: dict[str, RunSummary] = {}
@@ -109,8 +117,8 @@ class LedgerState:
         getattr(self, "_" + kind.replace("-", "_"))(record)
 
     def _ledger(self, record: Record) -> None:
-        if record["version"] not in (1, VERSION):
-            raise Refusal(f"it is of version {record['version']}, not {VERSION}")
+        if type(record["version"]) is not int or not 1 <= record["version"] <= VERSION:
+            raise Refusal(f"it is of version {record['version']}, and this adadp reads up to version {VERSION}")
         self.version = record["version"]
         if self.dataset is not None and record["dataset"] != self.dataset:
             raise Refusal(f"it belongs to the dataset {record['dataset']!r}, not to {self.dataset!r}")
@@ -123,31 +131,50 @@ class LedgerState:
                 "without budget=, or start another ledger"
             )
         self.budget = fixed
-        if record["neighbours"] is not None:
-            self._settle(Neighbours(record["neighbours"]))
+        self.settle_header(record)
         self.key = bytes.fromhex(record["key"])
 
     def _upgrade(self, record: Record) -> None:
-        if self.version != 1 or record["version"] != VERSION:
+        if self.version != 1 or record["version"] != UPGRADED:
             raise ValueError(f"an upgrade from version {self.version} to {record['version']}")
-        self.version = VERSION
+        self.version = UPGRADED
 
-    def _settle(self, relation: Neighbours) -> None:
+    def settle_header(self, record: Record) -> None:
+        """Take relation and unit from a header: null where nothing had settled them when it was written."""
+        if record["neighbours"] is not None:
+            self._settle_neighbours(Neighbours(record["neighbours"]))
+        if record["version"] == VERSION and record["unit"] is not None:
+            self._settle_unit(record["unit"])
+
+    def _settle_neighbours(self, relation: Neighbours) -> None:
         if self.neighbours is not None and self.neighbours is not relation:
             raise Refusal(f"it holds guarantees for {relation} neighbours, not for {self.neighbours}")
         self.neighbours = relation
 
+    def _settle_unit(self, unit: str) -> None:
+        if not _text(unit).strip():
+            raise ValueError("a unit of privacy without a name")
+        if self.unit not in (None, unit):
+            raise Refusal(f"it protects {unit!r}, not {self.unit!r}: one ledger, one unit")
+        self.unit = unit
+
     def _run(self, record: Record) -> None:
-        self._settle(Neighbours(record["neighbours"]))
+        self._settle_neighbours(Neighbours(record["neighbours"]))
         name, plan = _text(record["run"]), dict(record["plan"])
         summary = RunSummary(name, plan, _text(record["resumes"], optional=True), planned=planned_steps(plan))
         if self.version == 1:
             self._read_version_1(summary, record)
         else:
-            summary.uid, summary.unit = _text(record["uid"]), _text(record["unit"], optional=True)
-            summary.remarks = Remarks.from_json(record)
+            summary.uid, summary.remarks = _text(record["uid"]), Remarks.from_json(record)
+            if self.version == VERSION or record["unit"] is not None:  # in version 2 the usual one is left out
+                summary.unit = _text(record["unit"])
+        self._settle_unit(summary.unit)
         summary.number, summary.seed = len(self.runs), record["seed"]
         summary.attempt, summary.boot = record.get("attempt", 0), record.get("boot")
+        declared = record.get("delta", None if record["budget"] is None else record["budget"][1])
+        if declared is not None:
+            summary.delta = float(declared)
+            require_delta(summary.delta)
         if name in self.runs or summary.resumes not in (None, *self.runs):
             raise ValueError(f"{name} is there already, or resumes a run that is not")
         self.runs[name] = summary
@@ -207,7 +234,8 @@ class LedgerState:
         for value in record["runs"]:
             run = CarriedRun.from_json(value)
             if run.same_as(self.dataset):
-                self._settle(run.neighbours)
+                self._settle_neighbours(run.neighbours)
+                self._settle_unit(run.unit)
             before = self.carried.get(run.uid)
             self.carried[run.uid] = run if before is None else before.joined(run)
 
@@ -225,15 +253,6 @@ class LedgerState:
             raise ValueError("it is settled once how a shared budget is kept, and only where there is one")
 
     # ---- what it comes to ------------------------------------------------------------------------------------------
-
-    @property
-    def unit(self) -> str | None:
-        """The unit of privacy of everything here; None while there is nothing."""
-        for run in self.runs.values():
-            return run.unit or DEFAULT_UNIT
-        for carried in self.inherited():
-            return carried.unit
-        return None
 
     def ancestors(self, name: str | None) -> Iterable[RunSummary]:
         """The runs that this one continues, nearest first."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adadp.accounting.accountant import require_delta
 from adadp.accounting.budget import Budget
 from adadp.accounting.chain import Chain, Record
 from adadp.accounting.composition import Canonical, Composition, canonical
@@ -16,9 +17,9 @@ from adadp.accounting.events import Event, Neighbours
 from adadp.accounting.ledger_state import LedgerState, Refusal, RunSummary, on_record
 from adadp.accounting.remarks import Remarks
 from adadp.accounting.shared import FilterLimit, fix_order
-from adadp.accounting.spending import DEFAULT_UNIT, CarriedRun, FilterOrigin, spending_to_json
+from adadp.accounting.spending import CarriedRun, FilterOrigin, spending_to_json
 from adadp.accounting.unused import Unused
-from adadp.errors import LedgerError
+from adadp.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
     from adadp.accounting.guarantee import Guarantee
@@ -37,17 +38,25 @@ class ReadableLedger:
         neighbours: Neighbours | None = Neighbours.ADD_REMOVE,
         budget: Budget | None = None,
         wait: float = 600.0,
+        unit: str | None = None,
+        delta: float | None = None,
     ) -> None:
         """Open, and verify if it exists. A new file is written by the first `start` and needs a `dataset`.
 
-        `dataset` is a declared name or a `dataset_fingerprint`. `neighbours` None takes what the file says,
-        or what the first run's plan says under "neighbours". `budget` is shared by all runs, which may
-        then be chosen after seeing one another (`shared`). It is fixed when the ledger is made; None takes
-        what the file says. `wait` is for how many seconds a run waits for one of another process to end.
+        `dataset` is a declared name or a `dataset_fingerprint`. `neighbours` and `unit` (of privacy, such as "one
+        person") are the same for everything in a ledger; None takes what the file says, or what the first run's plan
+        says under "neighbours" and "unit". `budget` is shared by all runs, which may then be chosen after seeing one
+        another (`shared`). It is fixed when the ledger is made; None takes what the file says. `wait` is for how many
+        seconds a run waits for one of another process to end. `delta` is noted with runs that have no budget of their
+        own, for whoever reads the ledger later: it bounds nothing.
         """
-        self.wait = wait
+        if delta is not None:
+            require_delta(delta)
+        self.wait, self._delta = wait, delta
         self.path = None if path is None else Path(path)
-        self._state = LedgerState(dataset, None if neighbours is None else Neighbours(neighbours), budget)
+        if unit is not None and not unit.strip():
+            raise ConfigurationError("unit must name what is protected, such as 'one example'")
+        self._state = LedgerState(dataset, None if neighbours is None else Neighbours(neighbours), budget, unit)
         self._chain = None if self.path is None else Chain(self.path)
         self._unused = None if self.path is None else Unused(self.path)
         self._records: list[Record] = []  # of a ledger in memory
@@ -73,12 +82,18 @@ class ReadableLedger:
         """What all runs share, if that was fixed when the ledger was made."""
         return self._state.budget
 
-    def require_unit(self, unit: str) -> None:
-        """Raise LedgerError where what is in it protects another unit than this: units are not mixed."""
-        if self._state.unit not in (None, unit):
-            raise self._refuse(
-                f"it protects {self._state.unit!r}, and the plan {unit!r}: one ledger, one unit. Give another file"
-            )
+    @property
+    def unit(self) -> str | None:
+        """The unit of privacy of everything in it; None until the first run settles it."""
+        return self._state.unit
+
+    @property
+    def deltas(self) -> tuple[float, ...]:
+        """Every delta that was declared: by the shared budget and by runs. Smallest first."""
+        with self._mutex:
+            state = self._refresh()
+            found = {run.delta for run in state.runs.values() if run.delta is not None}
+            return tuple(sorted(found | (set() if state.budget is None else {state.budget.delta})))
 
     def _refuse(self, reason: object) -> LedgerError:
         name = self.path or "(in memory)"
@@ -86,7 +101,7 @@ class ReadableLedger:
 
     def _replay(self, records: Sequence[Record]) -> None:
         """Rebuild what the ledger knows from its records."""
-        state = LedgerState(self.dataset, self.neighbours, self.budget)
+        state = LedgerState(self.dataset, self.neighbours, self.budget, self.unit)
         for number, record in enumerate(records, 1):
             try:
                 state.apply(record)
@@ -234,8 +249,8 @@ class ReadableLedger:
         """What may be said about everything in this ledger, with the remarks of all its runs and those given here.
 
         `accountant` None means `pld`, or `rdp` where no distribution is known. What a privacy filter admitted is
-        always accounted for by `rdp`: its price is its whole budget, whatever was used of it. `unit` is the unit that
-        the plans declared ("one example" where they did not). `running` answers quickly where a loop asks.
+        always accounted for by `rdp`: its price is its whole budget, whatever was used of it. `unit`, if it is given,
+        has to be the ledger's. `running` answers quickly where a loop asks.
         """
         from adadp.accounting.statement import over
 
@@ -262,7 +277,7 @@ class ReadableLedger:
                 CarriedRun(
                     run.uid,
                     state.dataset,
-                    run.unit or DEFAULT_UNIT,
+                    run.unit,
                     state.neighbours or Neighbours.ADD_REMOVE,
                     canonical(charges[run.id]),
                     state.remarks_of(run),

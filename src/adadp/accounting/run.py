@@ -18,7 +18,6 @@ from adadp.accounting.events import Event
 from adadp.accounting.planned import as_planned, dearest, is_step, steps_in
 from adadp.accounting.remarks import Remarks
 from adadp.accounting.shared import Limits
-from adadp.accounting.spending import DEFAULT_UNIT
 from adadp.errors import BudgetExhaustedError, ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class Run:
     @property
     def unit(self) -> str:
         """The unit of privacy that its plan declared."""
-        return self._ledger._state.runs[self.id].unit or DEFAULT_UNIT
+        return self._ledger._state.runs[self.id].unit
 
     def charged(self) -> dict[Event, int]:
         """How often each event was charged by this run."""

@@ -65,9 +65,8 @@ def over(
 
 
 def _unit(state: LedgerState, asked: str | None) -> str:
-    declared = next((run.unit for run in state.runs.values() if run.unit is not None), None)
-    if asked is not None and declared is not None and asked != declared:
-        raise ConfigurationError(f"this ledger protects {declared!r}: it has no guarantee for {asked!r}")
+    if asked is not None and state.unit not in (None, asked):
+        raise ConfigurationError(f"this ledger protects {state.unit!r}: it has no guarantee for {asked!r}")
     return asked or state.unit or DEFAULT_UNIT
 
 

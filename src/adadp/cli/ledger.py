@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from adadp.accounting.spending import DEFAULT_UNIT
 from adadp.cli import pipeline as options
 from adadp.cli.output import JsonOption, argument, option, print_table
 from adadp.errors import ConfigurationError, LedgerError
@@ -20,7 +21,10 @@ app = typer.Typer(no_args_is_help=True, help="What was released on a dataset, ov
 
 PathArgument = Annotated[Path, argument("The ledger's file.")]
 DatasetOption = Annotated[str | None, option("The dataset it has to belong to.")]
-DeltaOption = Annotated[float, typer.Option(help="The delta at which everything is composed.")]
+DeltaOption = Annotated[
+    float | None, option("The delta at which everything is composed; the smallest that was declared unless given.")
+]
+USUAL_DELTA = 1e-5
 
 
 def _open(path: Path, dataset: str | None) -> Ledger:
@@ -32,10 +36,22 @@ def _open(path: Path, dataset: str | None) -> Ledger:
     return ledger
 
 
+def _delta(ledger: Ledger, given: float | None) -> tuple[float, str]:
+    """The delta to compose at, and where it comes from."""
+    if given is not None:
+        return given, "as given"
+    declared = ledger.deltas
+    if not declared:
+        return USUAL_DELTA, "no run declared one; --delta takes another"
+    if len(declared) == 1:
+        return declared[0], "as declared"
+    return declared[0], f"the smallest of those declared: {', '.join(f'{each:g}' for each in declared)}"
+
+
 @app.command()
 def show(
     path: PathArgument,
-    delta: DeltaOption = 1e-5,
+    delta: DeltaOption = None,
     accountant: options.AccountantOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -43,7 +59,8 @@ def show(
     from adadp.accounting.events import event_to_json
 
     ledger = _open(path, None)
-    guarantee = ledger.guarantee(delta, accountant=accountant)
+    at, why = _delta(ledger, delta)
+    guarantee = ledger.guarantee(at, accountant=accountant)
     charges = ledger.charges()
     if json_output:
         runs = [
@@ -53,6 +70,7 @@ def show(
                 "plan": run.plan,
                 "closed": run.closed,
                 "resumes": run.resumes,
+                "delta": run.delta,
                 "charged": [[event_to_json(event), count] for event, count in charges[run.id]],
                 **run.remarks.to_json(),
             }
@@ -73,7 +91,7 @@ def show(
         typer.echo(json.dumps(values))
         return
     print_table(f"Ledger {path}", _rows(ledger))
-    typer.echo(f"\nAll runs together\n{guarantee.to_text(80)}")
+    typer.echo(f"\nAll runs together, at delta {at:g} ({why})\n{guarantee.to_text(80)}")
 
 
 def _rows(ledger: Ledger) -> list[tuple[str, str]]:
@@ -83,6 +101,8 @@ def _rows(ledger: Ledger) -> list[tuple[str, str]]:
         return "; ".join(describe(event, count) for event, count in releases) or "nothing"
 
     rows = [("dataset", str(ledger.dataset))]
+    if ledger.unit is not None and ledger.neighbours is not None:
+        rows.append(("protects", f"{ledger.unit}, {ledger.neighbours} neighbours"))
     if ledger.budget is not None:
         rows.append(("shared budget", f"epsilon {ledger.budget.epsilon:g} at delta {ledger.budget.delta:g}"))
     charges = ledger.charges()
@@ -104,6 +124,7 @@ def add(
     steps: Annotated[int | None, option("Number T of steps.")] = None,
     sampling: options.SamplingOption = options.SamplingName.POISSON,
     gaussian: options.GaussianOption = None,
+    unit: Annotated[str, typer.Option(help="The unit that its noise protects, such as 'one person'.")] = DEFAULT_UNIT,
     note: Annotated[str, typer.Option(help="What this was.")] = "",
 ) -> None:
     """Charge a run that was made elsewhere. A new ledger needs --dataset."""
@@ -129,7 +150,7 @@ def add(
     # A ledger of the other relation refuses the steps; Gaussian releases alone fit either.
     if any(value is not None for value in training) or ledger.neighbours is None:
         ledger = Ledger(path, dataset=dataset, neighbours=relation)
-    with ledger.start({"added": note or "by hand"}) as charged:
+    with ledger.start({"added": note or "by hand", "unit": unit}) as charged:
         for event, count in composition:
             if count:
                 charged.charge(event, count)
@@ -141,14 +162,15 @@ def check(
     path: PathArgument,
     dataset: DatasetOption = None,
     epsilon: Annotated[float | None, option("The budget that must not be exceeded.")] = None,
-    delta: DeltaOption = 1e-5,
+    delta: DeltaOption = None,
     accountant: options.AccountantOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Verify the ledger; with --epsilon also that it keeps to a budget (exit code 1 if not)."""
     from adadp.accounting.accountants import require_delta, require_epsilon
 
-    require_delta(delta)
+    if delta is not None:
+        require_delta(delta)
     if epsilon is not None:
         require_epsilon(epsilon)
     ledger = _open(path, dataset)
@@ -156,10 +178,12 @@ def check(
     lines = [f"{path} is intact: dataset {ledger.dataset!r}, {len(ledger.runs)} runs."]
     within = True
     if epsilon is not None:
-        guarantee = ledger.guarantee(delta, accountant=accountant)
+        at, why = _delta(ledger, delta)
+        guarantee = ledger.guarantee(at, accountant=accountant)
         within = guarantee.epsilon is not None and guarantee.epsilon <= epsilon
-        values.update(epsilon=guarantee.epsilon, delta=delta, budget=epsilon, within_budget=within)
-        lines.append(f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g}. {guarantee.to_text(80)}")
+        values.update(epsilon=guarantee.epsilon, delta=at, budget=epsilon, within_budget=within)
+        keeps = f"It {'keeps to' if within else 'exceeds'} epsilon {epsilon:g} at delta {at:g} ({why})."
+        lines.append(f"{keeps} {guarantee.to_text(80)}")
     typer.echo(json.dumps(values) if json_output else "\n".join(lines))
     if not within:
         raise typer.Exit(1)

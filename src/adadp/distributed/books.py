@@ -35,6 +35,7 @@ class LedgerCopy(Ledger):
         with self._mutex:
             if record["kind"] == "ledger" and self._state.key:  # this copy needed a header before the file had one
                 self._state.key = bytes.fromhex(record["key"])
+                self._state.settle_header(record)
             else:
                 self._state.apply(record)
 

@@ -81,7 +81,8 @@ class Account:
         Charging it would leave all of them without a number, though nothing of it need ever be released.
         """
         if self.uncharged is not None:
-            self.uncharged.start({"without_guarantee": text}, assumptions=[UNCHARGED.format(text)]).close()
+            plan = {"without_guarantee": text, "unit": self.uncharged.unit}
+            self.uncharged.start(plan, assumptions=[UNCHARGED.format(text)]).close()
 
 
 UNCHARGED = (
@@ -90,13 +91,15 @@ UNCHARGED = (
 )
 
 
-def account_for(settings: Settings, name: str, algorithm: Algorithm, *, own_data: bool, delta: float) -> Account:
-    """The ledger of a run with these settings on data called `name`, read and not yet written.
+def account_for(
+    settings: Settings, name: str, algorithm: Algorithm, *, own_data: bool, delta: float, unit: str
+) -> Account:
+    """The ledger of a run with these settings on data called `name`, read and not yet written, for one `unit`.
 
     Raises:
         ConfigurationError: a budget for data that has no ledger, or for an algorithm that none can hold; or a ledger
             that cannot be where it belongs.
-        LedgerError: the ledger is refused, or its budget is another one.
+        LedgerError: the ledger is refused, protects another unit, or has another budget.
 
     """
     path = settings.ledger
@@ -109,10 +112,10 @@ def account_for(settings: Settings, name: str, algorithm: Algorithm, *, own_data
             )
         return Account(None, of_run=True)
     budget = None if settings.budget is None else Budget(settings.budget, delta)
-    ledger = Ledger(path, dataset=name)
+    ledger = Ledger(path, dataset=name, unit=unit, delta=delta)
     if budget is not None:
         if not Path(path).exists():
-            ledger = Ledger(path, dataset=name, budget=budget)
+            ledger = Ledger(path, dataset=name, budget=budget, unit=unit, delta=delta)
         elif ledger.budget != budget:
             raise LedgerError(_other_budget(ledger, budget))
     if ledger.budget is not None and algorithm.looks:

@@ -29,7 +29,6 @@ from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError, InterruptedRunError
 from adadp.extras import require
 from adadp.mechanism.optimizer import BudgetWarning
-from adadp.persons import PERSON
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes import InputMaker
 from adadp.training import checkpoints, held_out
@@ -208,7 +207,9 @@ class _Execution:
         resumed = plan.resumed
         self.folder = Path(str(self.settings.out)) if resumed else runs.create(self.settings.out, name)
         with checkpoints.held(self.folder):
-            self.ledger = plan.ledger or Ledger(self.folder / "ledger.jsonl", dataset=plan.dataset_name)
+            self.ledger = plan.ledger or Ledger(
+                self.folder / "ledger.jsonl", dataset=plan.dataset_name, unit=plan.unit, delta=plan.delta
+            )
             if not resumed:
                 plan.account.note_uncharged(f"{plan.algorithm}, {self.folder}")
                 if plan.noise_multiplier is not None and plan.algorithm.sound:
@@ -249,15 +250,13 @@ class _Execution:
             made: prepared.Estimator = preprocessing.load(fitted)
             self.assumptions += made.assumptions_
             return made
-        persons = self.plan.train.persons
-        planned = {"preprocessing": type(estimator).__name__, "neighbours": "add-or-remove-one"}
-        planned |= {} if persons is None else {"unit": PERSON}
+        planned = {"preprocessing": type(estimator).__name__, "neighbours": "add-or-remove-one", "unit": self.plan.unit}
         charged = self.ledger.start(
             planned, seed=estimator.random_state, budget=self._budget(), accountant=self.plan.accountant
         )
         self.charged.append(charged.id)
         with charged:
-            estimator.fit(prepared.raw(self.plan.train), ledger=charged, persons=persons)
+            estimator.fit(prepared.raw(self.plan.train), ledger=charged, persons=self.plan.train.persons)
         if self.settings.checkpoint_every and self.plan.algorithm.private and not self.plan.algorithm.looks:
             checkpoints.note_preprocessing(self.folder, charged.id)
             preprocessing.save(fitted, estimator)
@@ -308,8 +307,7 @@ class _Execution:
             optimizer, lots = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
             self.history = history_of(self.folder, algorithm, optimizer, steps)
         else:
-            unit = {} if plan.units is None else {"unit": PERSON}
-            with self.ledger.start({"algorithm": algorithm.name, "steps": steps, **unit}) as charged:
+            with self.ledger.start({"algorithm": algorithm.name, "steps": steps, "unit": plan.unit}) as charged:
                 self.charged.append(charged.id)
                 charged.charge(Uncovered(algorithm.reasons[0]))
             lots = ShuffledLots(inputs, labels, plan.lot, plan.seed_for("lots"))

@@ -76,10 +76,8 @@ class Plan:
             self.steps = max(1, round(settings.epochs * examples / self.lot))
         self.delta = default_delta(examples) if settings.delta is None else settings.delta
         self.account = account_for(
-            settings, self.dataset_name, self.algorithm, own_data=self.own_data, delta=self.delta
+            settings, self.dataset_name, self.algorithm, own_data=self.own_data, delta=self.delta, unit=self.unit
         )
-        if self.ledger is not None:
-            self.ledger.require_unit(DEFAULT_UNIT if self.units is None else PERSON)
         self.notices: tuple[str, ...] = ()  # lines to print before the run starts
         self.epsilon: float | None = None
         self.estimator: prepared.Estimator | None = None
@@ -243,6 +241,11 @@ class Plan:
     def population(self) -> int:
         """N, the number of units that lots are drawn from: examples, or persons."""
         return len(self.train) if self.units is None else self.units.declared
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy."""
+        return DEFAULT_UNIT if self.units is None else PERSON
 
     @property
     def noun(self) -> str:
