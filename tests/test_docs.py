@@ -6,9 +6,9 @@ run is preceded by a comment that says why, and is compiled only:
 
     <!-- not run: needs a GPU -->
 
-Where a block's output or error is shown on the page, it is compared with the real one: a ```text block after it, with
-`<!-- prints -->` or `<!-- raises -->` on the line before. In a ```console block, a line `$ adadp ...` is run, and must
-print what follows it. Line breaks may differ.
+Where a block's output or error is shown on the page, it is compared with the real one: a ```text block after it with
+`<!-- prints -->` on the line before, or a ```pytb block with `<!-- raises -->`. In a ```console block, a line
+`$ adadp ...` is run, and must print what follows it. Line breaks may differ.
 
 Every line `adadp ...` is read by its command's own parser of options; the cheap ones are run.
 """
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(
     r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```$"
-    r"(?:\n\n<!-- (?P<how>prints|raises) -->\n```text\n(?P<shown>.*?)^```$)?",
+    r"(?:\n\n<!-- (?P<how>prints|raises) -->\n```(?:text|pytb)\n(?P<shown>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->$")
@@ -268,6 +268,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def slug(heading: str) -> str:
     """The anchor that a heading gets on a page."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_figures_of_the_comparison_are_those_of_the_record() -> None:
+    rows = re.findall(r"^\| (?:adadp|opacus|fastdp).*$", (ROOT / "docs/comparison.md").read_text(), re.MULTILINE)
+    assert len(rows) > 10
+    recorded = (ROOT / "results/bench/tables.md").read_text().splitlines()
+    assert [row for row in rows if row not in recorded] == []
 
 
 #: Files of the source, as docs name them: `gradients/capture/slot.py`, `src/adadp/engine.py`, `lab/adadp_lab/...`.

@@ -80,8 +80,8 @@ def _path(uri: str, target: str) -> str | None:
 
 def _uri(path: str) -> str:
     """The page or file of the site that shows a file of the repository."""
-    if path == "README.md":  # the front page of the repository; that of the site is docs/index.md
-        return "index.md"
+    if path == "README.md":  # a README would be taken for the site's front page, which is docs/index.md
+        return "overview.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return f"{path}.md" if path.endswith((".py", ".ipynb")) else path
@@ -109,5 +109,7 @@ def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "image/png" in data:
         return f"![output](data:image/png;base64,{''.join(data['image/png']).strip()})"
+    if "text/markdown" in data:
+        return "".join(data["text/markdown"])
     text = "".join(output.get("text") or data.get("text/plain", ""))
     return f"```text\n{text.rstrip()}\n```"
