@@ -107,6 +107,10 @@ def refusals(rank: int, size: int, damaged: str) -> dict[str, str]:
             task=Task(LOT, 10, lambda count, generator: torch.randn(count, 6, generator=generator)),
         )
 
+    def wrapped_with_more() -> None:
+        _, model, _, loader = make(mlp())
+        DistributedDataParallel(nn.Sequential(model, nn.Linear(2, 2)))(next(iter(loader))[0])
+
     cases: dict[str, Any] = {
         "noise": lambda: make(mlp(), noise_multiplier=1.0 + rank),
         "lot": lambda: make(mlp(), DataLoader(data(), batch_size=24 + rank)),
@@ -123,6 +127,7 @@ def refusals(rank: int, size: int, damaged: str) -> dict[str, str]:
         "rows of each": lambda: make(mlp(), unit=Units(range(240), max_rows=4 + rank)),
         "augmentations": lambda: make(mlp(), augmentations=2 + rank),
         "line search": line_search,
+        "wrapped with more": wrapped_with_more,
         "number": lambda: make_second(mlp(), rank),
         "sampler": lambda: make(mlp(), DataLoader(data(), batch_size=24, sampler=DistributedSampler(data()))),
         "tensor parallel": lambda: make(sharded()),
@@ -158,6 +163,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         "whose rows": "unit or augmentations",
         "rows of each": "unit or augmentations",
         "augmentations": "unit or augmentations",
+        "wrapped with more": "around the whole of it",
         "line search": "train with agd in one process",
         "number": "the run",
         "sampler": "would count twice",

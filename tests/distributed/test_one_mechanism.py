@@ -26,7 +26,8 @@ from distributed.work import (
 
 CASES: dict[str, dict[str, Any]] = {
     "flat": {},
-    "a plain module": {"wrap": False},
+    "a plain module": {"wrap": None},
+    "wrapped when it is private": {"wrap": "after", "max_physical_batch_size": 5},
     "pieces": {"max_physical_batch_size": 5},
     "padded": {"pad_lots": True},
     "Adam": {"optimizer": torch.optim.Adam, "lr": 0.01},

@@ -103,7 +103,7 @@ def train(
     size: int,
     *,
     model: Callable[[], nn.Module] = mlp,
-    wrap: bool = True,
+    wrap: str | None = "before",
     lots: int = 12,
     seed: int | None = 5,
     lr: float = 0.1,
@@ -118,7 +118,8 @@ def train(
 ) -> Result:
     """Train as a user does under torchrun; alone where there is no process group."""
     inner = model()
-    module = DistributedDataParallel(inner) if wrap and dist.is_initialized() else inner
+    several = dist.is_initialized()
+    module = DistributedDataParallel(inner) if wrap == "before" and several else inner
     made = PrivacyEngine(seed=seed, **(engine or {}))
     if callable(settings.get("clipping")):  # made anew in each process, for it keeps the state of one run
         settings["clipping"] = settings["clipping"]()
@@ -131,6 +132,7 @@ def train(
         noise_multiplier=noise,
         **settings,
     )
+    private = DistributedDataParallel(private) if wrap == "after" and several else private
     seen: list[list[int]] = []
     gradients: list[Tensor] = []
     batches = 0
@@ -157,6 +159,7 @@ def train(
             break
     weights = torch.cat([parameter.detach().flatten() for parameter in inner.parameters()])
     assert whole is None or whole.why_not
+    assert not getattr(private, "require_backward_grad_sync", False)  # bounded sums are all that is added up
     return Result(weights, made.guarantee(1e-5).epsilon, seen, batches, gradients)
 
 

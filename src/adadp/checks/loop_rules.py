@@ -17,6 +17,7 @@ from adadp.accounting.run import Run
 from adadp.checks.frozen_norms import FrozenNorms
 from adadp.checks.trial import Trial
 from adadp.checks.weights import Weights, foreign_leaves
+from adadp.distributed.wrapped import switch_off_caller
 from adadp.errors import TrainingLoopError, UntriedWarning
 from adadp.gradients import Capture
 from adadp.sampling.lot import Lots, Microbatch
@@ -96,6 +97,7 @@ class LoopRules:
 
     def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
         """Before an outermost module runs: it must be given the batch that is out, and is tried if that is due."""
+        switch_off_caller(self._capture.module)
         part = self._lots.current
         if part is None:
             return

@@ -65,6 +65,9 @@ class Group:
         """What `make` returns in process 0, in every process; where it raises there, all raise."""
         return make()
 
+    def copy_first(self, values: Sequence[Tensor]) -> None:
+        """Overwrite `values` in every process by those of process 0, as DistributedDataParallel does with weights."""
+
 
 class Processes(Group):
     """All processes of a torch.distributed process group.
@@ -125,6 +128,18 @@ class Processes(Group):
             raise (kind if issubclass(kind, PrivacyError) else DistributedError)(f"in process 0: {text}")
         value: Any = sent[0][0]
         return made if self.first else value  # type: ignore[return-value]
+
+    def copy_first(self, values: Sequence[Tensor]) -> None:
+        looks = number_of([(tuple(value.shape), str(value.dtype)) for value in values])
+        if len({row[0] for row in self.rows([looks])}) > 1:
+            raise ConfigurationError("the processes have different models: their parameters have other shapes or types")
+        source = dist.get_global_rank(self._group, 0)
+        for value in values:
+            raw = value.detach().contiguous()
+            with _answering("copy the weights of process 0"):
+                group = self._host if raw.device.type == "cpu" else self._group
+                dist.broadcast(raw.view(-1).view(torch.uint8), source, group=group)
+            value.detach().copy_(raw)
 
 
 def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:

@@ -57,6 +57,26 @@ def switch_on(module: nn.Module) -> None:
     _switch(module, True)
 
 
+def switch_off_caller(module: nn.Module) -> None:
+    """Switch off the DistributedDataParallel whose forward calls `module`, if it was put around a private one.
+
+    Raises:
+        ConfigurationError: there is more in it than `module`, which nobody would reduce the gradients of.
+
+    """
+    caller = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    if caller is None or not caller.require_backward_grad_sync:
+        return
+    if inside(caller) is not module:
+        raise ConfigurationError(
+            "DistributedDataParallel is around a private model and something else, or around a part of one: the engine "
+            "would add up the gradients of the private model alone. Make one model of all that is trained, and put "
+            "DistributedDataParallel around the whole of it."
+        )
+    check_wrapper(caller)
+    switch_off(caller)
+
+
 def _switch(module: nn.Module, on: bool) -> None:
     ddp = wrapper_of(module)
     if ddp is not None:

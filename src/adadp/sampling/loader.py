@@ -320,7 +320,8 @@ def check_loader(loader: DataLoader[Any]) -> tuple[int, int]:
         )
     if loader.batch_size is None:
         raise ConfigurationError(
-            "data_loader has no batch_size (a custom batch_sampler, or batching is off): give it one"
+            "data_loader has no batch_size (a custom batch_sampler, or batching is off): give it one. One that "
+            "accelerate prepared is cut up already: give the ordinary one"
         )
     if isinstance(loader.sampler, DistributedSampler):
         raise ConfigurationError(

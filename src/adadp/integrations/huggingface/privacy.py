@@ -41,7 +41,8 @@ class Privacy:
             `max_grad_norm` of TrainingArguments is something else, and is not used.
         clipping: as in `PrivacyEngine.make_private`.
         max_physical_batch_size: the most examples that the model is run on at once. A lot, which is
-            `per_device_train_batch_size` on average, comes in as many pieces as that takes.
+            `per_device_train_batch_size` on average (times the number of processes, which share it), comes in as many
+            pieces as that takes.
         per_example_loss: `loss(outputs, inputs)` with one loss for each row, [n], where the model's head is none of
             those that are known. The model is called without the labels.
         public_examples: items of public data with the training set's structure: what can be tried is tried on them,
@@ -168,6 +169,7 @@ class Privacy:
         if noise_multiplier is None:
             target = {"target_epsilon": self.target_epsilon, "target_delta": self.target_delta}
             return engine.make_private_with_epsilon(**target, **parts)  # type: ignore[arg-type]
+        engine._join(parts["module"])
         engine._open()  # before it has a budget: that would be one of the whole ledger
         engine.budget = Budget(self.target_epsilon, self.target_delta)
         return engine.make_private(noise_multiplier=noise_multiplier, **parts)

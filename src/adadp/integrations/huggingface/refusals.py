@@ -39,6 +39,8 @@ def _of_kind(*parts: str) -> Callable[[Any], bool]:
     return lambda value: any(part in str(getattr(value, "value", value)) for part in parts)
 
 
+_WHOLE_MODELS = "Leave it out, and use torchrun for several devices: each process then keeps the whole model"
+
 SETTINGS: tuple[Refused, ...] = (
     Refused(
         "gradient_accumulation_steps", _not(1),
@@ -64,9 +66,9 @@ SETTINGS: tuple[Refused, ...] = (
         "its GradScaler looks for overflows in gradients that are not private, and skips steps because of them. Use "
         "bf16=True",
     ),
-    Refused("deepspeed", _yes, "it takes gradients and optimizer over. Use one process and one device"),
-    Refused("fsdp", _yes, "it shards parameters and reduces gradients itself. Use one process and one device"),
-    Refused("parallelism_config", _yes, "the model must be on one device. Leave it out"),
+    Refused("deepspeed", _yes, "it takes gradients and optimizer over. " + _WHOLE_MODELS),
+    Refused("fsdp", _yes, "it splits parameters, and adds gradients up itself. " + _WHOLE_MODELS),
+    Refused("parallelism_config", _yes, "it splits one example's gradient over processes. " + _WHOLE_MODELS),
     Refused(
         "use_liger_kernel", _yes,
         "its fused loss is a mean over all tokens of the batch, and its layers have no per-example gradients. Leave "
@@ -174,10 +176,27 @@ def refuse_settings(args: Any, public_evaluation: bool) -> None:
             shown = getattr(value, "value", value)
             shown = shown if isinstance(shown, str | int | float | bool) else "..."
             raise ConfigurationError(f"TrainingArguments({refused.name}={shown!r}) is refused: {refused.why}.")
-    if getattr(args, "world_size", 1) > 1 or getattr(args, "n_gpu", 1) > 1:
+    if getattr(args, "n_gpu", 1) > 1:
         raise ConfigurationError(
-            "a private trainer runs in one process on one device. Make one GPU visible (CUDA_VISIBLE_DEVICES=0) and "
-            "start it without torchrun or accelerate launch."
+            f"this process sees {args.n_gpu} GPUs, and would copy the model to all of them for each batch "
+            "(DataParallel). Start one process for each, with torchrun --nproc-per-node or accelerate launch, or make "
+            "one GPU visible (CUDA_VISIBLE_DEVICES=0)."
+        )
+
+
+def refuse_accelerator(accelerator: Any) -> None:
+    """Raise where accelerate was set up (`accelerate launch`) to split the model, or to take its training over."""
+    kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
+    if kind != "NO" and not str(kind).startswith("MULTI_"):
+        raise ConfigurationError(
+            f"accelerate was set up for {kind}, which splits the model over processes or takes its optimizer over, so "
+            "that no process knows an example's whole gradient. Start the script with torchrun --nproc-per-node, or "
+            "choose plain multi-GPU in accelerate config: each process then keeps the whole model."
+        )
+    if getattr(accelerator, "split_batches", False) and accelerator.num_processes > 1:
+        raise ConfigurationError(
+            "accelerate was set up with split_batches=True, by which a batch size is that of all processes together. "
+            "Leave it out: per_device_train_batch_size is that of one process."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from adadp.accounting.guarantee import Guarantee
 from adadp.clipping import PaidFigures
+from adadp.distributed.group import group_of
 from adadp.errors import ConfigurationError
 from adadp.extras import require
 from adadp.integrations.huggingface import resuming
@@ -26,6 +28,7 @@ from adadp.integrations.huggingface.lots import LotNumbers, LotsInPieces, Steppe
 from adadp.integrations.huggingface.per_example import LossByHead, RowLosses, of_function, unwrapped
 from adadp.integrations.huggingface.privacy import taken_from
 from adadp.integrations.huggingface.refusals import (
+    refuse_accelerator,
     refuse_callback,
     refuse_class,
     refuse_own_clipping,
@@ -44,6 +47,7 @@ PRIVATE_FIGURES = (
     "mean_token_accuracy", "aux_loss",
 )  # fmt: skip
 _COMPARED_ROWS = 2
+_LOG = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -62,9 +66,10 @@ def private(trainer: type[Any]) -> type[Any]:
         MissingExtraError: transformers or accelerate is not installed.
 
     Guarantee:
-        As for `PrivacyEngine.make_private`: `per_device_train_batch_size` is the expected lot, and each step is one
-        Gaussian release on a lot, charged before it is made. The trainer's own loss, clipping and accumulation are not
-        used, its training losses are not logged, and the random numbers of dropout and masking are not saved.
+        As for `PrivacyEngine.make_private`: `per_device_train_batch_size`, times the number of processes, is the
+        expected lot, and each step is one Gaussian release on a lot, charged before it is made. The trainer's own loss,
+        clipping and accumulation are not used, its training losses are not logged, and the random numbers of dropout
+        and masking are not saved.
 
     """
     require("transformers", "huggingface", "a private trainer")
@@ -108,6 +113,7 @@ class PrivateTraining:
         self._planned = 0  # lots of the whole run
         self._trained_model: Any = None  # as the trainer's loop gives it: with autocast, compiled
         above.__init__(*args, **kwargs)
+        refuse_accelerator(self._self.accelerator)
         self._self.callback_handler.callbacks.insert(0, PrivacyCallback(self))
 
     def _refuse_settings(self, args: Any) -> None:
@@ -188,7 +194,7 @@ class PrivateTraining:
             collate = trainer._get_collator_with_removed_columns(collate, description="Training")
         return DataLoader(
             dataset,
-            batch_size=trainer._train_batch_size,
+            batch_size=trainer._train_batch_size * args.world_size,  # the lot of all processes together
             collate_fn=collate,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
@@ -203,6 +209,17 @@ class PrivateTraining:
 
     # ---- the engine in the place of the trainer's optimizer ------------------------------------------------------
 
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """As the trainer's, with the model in no DistributedDataParallel: the engine adds up the processes' sums."""
+        above: Any = super()
+        accelerator = self._self.accelerator
+        if accelerator.num_processes > 1:
+            accelerator.prepare_model = functools.partial(accelerator.prepare_model, evaluation_mode=True)
+        try:
+            return above._prepare_for_training(*args, **kwargs)
+        finally:
+            vars(accelerator).pop("prepare_model", None)
+
     def create_optimizer(self, model: Any = None) -> Any:
         """The trainer's own optimizer; while it trains, made private."""
         above: Any = super()
@@ -215,6 +232,13 @@ class PrivateTraining:
     def _make_private(self) -> SteppedOptimizer:
         trainer = self._self
         ordinary = self._ordinary_loader()
+        processes = group_of(trainer.model)
+        processes.copy_first([*trainer.model.parameters(), *trainer.model.buffers()])  # a new head is made at random
+        if processes.size > 1 and processes.first:
+            _LOG.warning(
+                f"a lot has {ordinary.batch_size:,} {'examples' if self._units is None else 'persons'} on average: "
+                f"per_device_train_batch_size={trainer._train_batch_size:,} in each of {processes.size} processes"
+            )
         self._rows = self._row_losses()
         self._rows.refuse_another(trainer.model, self._single_rows(ordinary), trainer.label_smoother)
         loader: PrivateLoader
@@ -250,6 +274,7 @@ class PrivateTraining:
         if saved.steps == self._planned:
             self.engine.load_state_dict(saved.engine)
             return self._planned, saved.noise_multiplier
+        self.engine._join(self._self.model)  # process 0 opens the ledger
         self.engine._open().inherit(saved.spending)  # another plan is another run, on top of what was spent
         return int(state.max_steps - state.global_step), None
 
