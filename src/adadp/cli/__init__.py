@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from adadp import __version__
-from adadp.cli import account, audit, calibrate, evaluate, ledger, predict, train
+from adadp.cli import account, audit, calibrate, evaluate, ledger, plan, predict, train
 from adadp.cli.commands import Commands
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def main(
     """Train with differential privacy, and know what it cost."""
 
 
+app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)

@@ -58,10 +58,15 @@ class Cifar:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set by name. `folders` are the places, relative to a data folder, where its files may lie."""
+    """A data set by name. `folders` are the places, relative to a data folder, where its files may lie.
+
+    `image` is the shape of an image, (channels, height, width), and `rows` says how many each split has.
+    """
 
     name: str
     classes: tuple[str, ...]
+    image: tuple[int, ...]
+    rows: dict[str, int]
     folders: tuple[str, ...]
     content: dict[str, IdxSplit] | Cifar
     system_folders: tuple[str, ...] = ()
@@ -80,7 +85,7 @@ def _entry(name: str, values: dict[str, Any]) -> Entry:
     content: dict[str, IdxSplit] | Cifar
     if "archive" in values:
         parts = {
-            split: CifarSplit(part["shards"], tuple(part["members"]), part["rows"], part.get("digest"))
+            split: CifarSplit(part["shards"], tuple(part["members"]), values["rows"][split], part.get("digest"))
             for split, part in splits.items()
         }
         source = _download(values["download"])
@@ -88,7 +93,8 @@ def _entry(name: str, values: dict[str, Any]) -> Entry:
     else:
         content = {split: IdxSplit(_idx(part["images"]), _idx(part["labels"])) for split, part in splits.items()}
     folders, system = tuple(values["folders"]), tuple(values.get("system_folders", ()))
-    return Entry(name, tuple(values["classes"]), folders, content, system)
+    form = tuple(values["classes"]), tuple(values["image"]), dict(values["rows"])
+    return Entry(name, *form, folders, content, system)
 
 
 _FILE = files("adadp.data") / "catalogue.toml"

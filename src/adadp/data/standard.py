@@ -26,6 +26,9 @@ NAMES = ("digits", *CATALOGUE)
 
 # The embedded digits have no official split: every fifth image is for testing, a rule that reads no image.
 _DIGITS_STRIDE = 5
+DIGITS = tuple("0123456789")
+DIGITS_ROWS = (1438, 359)
+"""To train on, and held out."""
 
 
 def load(
@@ -62,7 +65,7 @@ def _digits(split: Split) -> Dataset:
     bunch = require("sklearn.datasets", "demo", "the digits data set").load_digits()
     images = torch.from_numpy(bunch.images.astype(np.uint8))[:, None]
     held_out = torch.arange(len(images)) % _DIGITS_STRIDE == _DIGITS_STRIDE - 1
-    whole = Dataset("digits", images, torch.from_numpy(bunch.target.astype(np.int64)), tuple("0123456789"), 16)
+    whole = Dataset("digits", images, torch.from_numpy(bunch.target.astype(np.int64)), DIGITS, 16)
     return whole.subset(held_out if split == "test" else ~held_out)
 
 

@@ -169,10 +169,14 @@ def standing(account: Account, delta: float, planned: Composition) -> tuple[str,
 
 
 def _and_then(ledger: Ledger, delta: float, planned: Composition) -> str:
-    whole = [*ledger.composition(), *canonical(planned)]
-    relation = ledger.neighbours or Neighbours.ADD_REMOVE
-    epsilon = make_guarantee(whole, delta, neighbours=relation).epsilon
+    epsilon = epsilon_with(ledger, delta, planned)
     return "" if epsilon is None else f", and {round_up(epsilon)} with this one"
+
+
+def epsilon_with(ledger: Ledger, delta: float, planned: Composition) -> float | None:
+    """The epsilon of everything in a ledger and of what is `planned`; None where there is no guarantee."""
+    whole = [*ledger.composition(), *canonical(planned)]
+    return make_guarantee(whole, delta, neighbours=ledger.neighbours or Neighbours.ADD_REMOVE).epsilon
 
 
 def far_more_noise(

@@ -53,9 +53,12 @@ class Settled:
 
 
 class Plan:
-    """A run with every number settled. Making one reads the data and releases nothing."""
+    """A run with every number settled. Making one reads the data and releases nothing.
 
-    def __init__(self, settings: Settings, settled: Settled | None = None) -> None:
+    With an `outline` (`adadp.data.outline`) nothing is read: the plan is made for data of that form.
+    """
+
+    def __init__(self, settings: Settings, settled: Settled | None = None, outline: HeldOut | None = None) -> None:
         self.settings, self._settled = settings, settled
         self.resumed = settled is not None  # the run goes on in the folder `settings.out`
         self.algorithm = algorithms.create(settings.algorithm, settings.reading, settings.for_algorithm())
@@ -64,7 +67,7 @@ class Plan:
             raise ConfigurationError(
                 f"no model is called {settings.model!r}; there are auto, {', '.join(sorted(models.MODELS))}"
             )
-        pair = read(settings, None if settled is None else settled.split)
+        pair = read(settings, None if settled is None else settled.split) if outline is None else outline
         self.train, self.test, self.split_seed = pair.train, pair.test, pair.seed
         self.units = units_of(settings, self.train, self.algorithm)
         examples = self.population
@@ -76,13 +79,14 @@ class Plan:
             self.steps = max(1, round(settings.epochs * examples / self.lot))
         self.delta = default_delta(examples) if settings.delta is None else settings.delta
         self.account = account_for(
-            settings, self.dataset_name, self.algorithm, own_data=self.own_data, delta=self.delta, unit=self.unit
-        )
+            settings, self.dataset_name, self.algorithm, own_data=self.own_data and bool(settings.dataset),
+            delta=self.delta, unit=self.unit,
+        )  # fmt: skip
         self.notices: tuple[str, ...] = ()  # lines to print before the run starts
         self.epsilon: float | None = None
         self.estimator: prepared.Estimator | None = None
         self.noise_multiplier = self._settle()
-        planned = [] if self.noise_multiplier is None else self._alone(self.noise_multiplier)
+        planned = [] if self.noise_multiplier is None else self.alone(self.noise_multiplier)
         if settled is None:
             self.notices = (*standing(self.account, self.delta, planned), *self.notices)
         self.input_shape = prepared.shape_of(self.train, self.estimator)
@@ -138,7 +142,7 @@ class Plan:
         ledger = None if self.account.of_run else self.ledger
         if ledger is None or not ledger.composition():
             return calibrate_noise(composition, epsilon, self.delta, accountant=accountant).noise_multiplier
-        first = calibrate_noise(self._alone, epsilon, self.delta, accountant=accountant).noise_multiplier
+        first = calibrate_noise(self.alone, epsilon, self.delta, accountant=accountant).noise_multiplier
         try:
             sigma = calibrate_noise(composition, epsilon, self.delta, accountant=accountant).noise_multiplier
         except ConfigurationError:
@@ -220,7 +224,7 @@ class Plan:
         spent = [] if self.ledger is None or self.account.of_run else list(self.ledger.composition())
         return [*spent, *((event, 1) for event in self.events)]
 
-    def _alone(self, noise_multiplier: float) -> list[tuple[Event, int]]:
+    def alone(self, noise_multiplier: float) -> list[tuple[Event, int]]:
         """What this run releases."""
         return [*((event, 1) for event in self.events), *self._training(noise_multiplier)]
 
