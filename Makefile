@@ -39,7 +39,7 @@ size: $(STAMP)
 # The documentation as a site in site/, which is made anew; a link or an anchor that leads nowhere is an error.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "Open site/index.html, or: $(BIN)/mkdocs serve"
+	@echo "Open site/index.html. With search: $(BIN)/mkdocs serve"
 
 # Both wheels, installed together into an empty environment outside the checkout, where the demo is run.
 wheel: $(STAMP)
