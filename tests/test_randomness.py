@@ -296,3 +296,22 @@ def test_a_seeded_run_adds_the_same_noise_to_a_lot_whatever_came_before() -> Non
     assert all(map(torch.equal, one[1:], other[1:]))
     assert not torch.equal(one[0], other[0])
     assert not torch.equal(one[0], one[1])
+
+
+def test_the_noise_of_a_gpu_is_that_of_its_place_and_not_of_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process has a GPU of its own index, and all must draw the same; two GPUs of one process must not."""
+    started: list[str] = []
+
+    def start(generator: Any, key: bytes, name: str) -> Any:
+        started.append(name)
+        return generator
+
+    monkeypatch.setattr("adadp.randomness._start", start)
+    monkeypatch.setattr("adadp.randomness.torch.Generator", lambda device: object())
+    for devices in ([0, 1], [5, 3]):
+        randomness = Randomness(7)
+        for index in devices:
+            randomness.generator(torch.device("cuda", index))
+        randomness.renew(torch.device("cuda", devices[1]))
+    assert started[:3] == started[3:]
+    assert len(set(started[:3])) == 3

@@ -158,7 +158,10 @@ class Randomness:
         self._make(device, key, f" renewed {len(self._made)}")
 
     def _make(self, device: torch.device, key: bytes, suffix: str) -> None:
-        name = f"{self._name} noise {device.type} {device.index or 0}{suffix}"
+        # The device's number among those of its kind here: its index is another in each process that has its own GPU.
+        kind = [each for each in self._generators if each.type == device.type]
+        place = kind.index(device) if device in kind else len(kind)
+        name = f"{self._name} noise {device.type} {place}{suffix}"
         generator = self._generators[device] = _start(torch.Generator(device), key, name + self._at)
         self._made.append((generator, name))
 

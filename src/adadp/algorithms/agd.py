@@ -15,6 +15,7 @@ from adadp.accounting.filter import RenyiFilter
 from adadp.algorithms.algorithm import Algorithm, Task, algorithm, loss_of_each
 from adadp.algorithms.search import Rules, SearchStep
 from adadp.clipping import Clipping, Flat
+from adadp.distributed.group import group_of
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
@@ -105,6 +106,7 @@ class AGD(Algorithm):
             raise ConfigurationError("agd steps along the normalised gradient already: leave normalize_clipping out")
         if given.get("sampling", "poisson") != "poisson":
             raise ConfigurationError("agd's filter is proven for Poisson lots: leave sampling out")
+        self.refuse_several(group_of(given["module"]))
         examples, lot = check_loader(given["data_loader"])
         event = PoissonGaussian(given["noise_multiplier"], lot / examples)
         filter = RenyiFilter.for_releases(event, task.steps, task.delta, beside=task.beside)

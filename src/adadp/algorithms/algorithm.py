@@ -15,6 +15,7 @@ from adadp.accounting.events import Event
 from adadp.algorithms.defaults import DEFAULTS, learning_rate
 from adadp.algorithms.schedules import SCHEDULES
 from adadp.clipping import Clipping
+from adadp.distributed.group import Group
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
@@ -121,6 +122,17 @@ class Algorithm(ABC):
     def looks(self) -> bool:
         """Whether `see` does anything: such an algorithm's steps cannot be replayed."""
         return type(self).see is not Algorithm.see
+
+    def refuse_several(self, group: Group) -> None:
+        """Raise where several processes cannot train with this algorithm together."""
+        if group.alone or (self.private and not self.looks):
+            return
+        why = (
+            "a line search looks at each lot several times, and each process has a part of it only"
+            if self.private
+            else "what several processes share here is a private step"
+        )
+        raise ConfigurationError(f"{why}: train with {self.name} in one process")
 
     def training_step(self, optimizer: Optimizer, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
         """The work for each batch of inputs and labels, replayed on a GPU where possible (`adadp.mechanism.replay`)."""

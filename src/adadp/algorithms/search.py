@@ -23,7 +23,6 @@ from torch import Tensor
 
 from adadp.accounting.events import Event, PoissonGaussian
 from adadp.accounting.filter import RenyiFilter
-from adadp.errors import ConfigurationError
 from adadp.mechanism.step import PrivateStep
 from adadp.mechanism.sums import BoundedSums, ReleasedGradient
 from adadp.sampling.lot import Lot, Microbatch
@@ -62,11 +61,6 @@ class SearchStep(PrivateStep):
             filter.admit(event)
 
         super().__init__(*args, charge=admit, **rest)
-        if self.agreement.group.size > 1:
-            raise ConfigurationError(
-                "a line search looks at each lot several times, and each process has a part of it only: train with agd "
-                "in one process"
-            )
         self.rules, self.rate = rules, rate
         self._whole = self.noise_multiplier
         self._level = 0

@@ -28,6 +28,7 @@ class Group:
     """This process alone."""
 
     rank, size = 0, 1
+    alone = True
 
     @property
     def share(self) -> Share:
@@ -75,6 +76,8 @@ class Processes(Group):
     Numbers and objects go through a gloo group of their own: they are on the host, and collectives of the user's own,
     or on a GPU, cannot get between them.
     """
+
+    alone = False
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group

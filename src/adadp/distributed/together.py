@@ -37,7 +37,7 @@ class Together:
         group = group_of(module)
         if earlier is not None and earlier.group is group:
             return earlier
-        return cls(group, None if group.size == 1 else Books.opened(group, open_ledger))
+        return cls(group, None if group.alone else Books.opened(group, open_ledger))
 
     @property
     def assumptions(self) -> list[str]:

@@ -213,7 +213,7 @@ class Checkpointing:
                 "an engine with a seed that resumes a run makes no second run: a run of this number may have used the "
                 "same noise before. Use another engine."
             )
-        if together.group.size > 1:
+        if not together.group.alone:
             return self.resumed.together(together.group, self._open(), self._randomness, self.seed, clipping)
         return self.resumed.continuation(self._open(), self._randomness, self.seed, event, module, clipping)
 

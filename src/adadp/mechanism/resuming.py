@@ -240,7 +240,7 @@ def begin_digests(optimizer: PrivateOptimizer) -> None:
     step, ledger, run = optimizer._step, optimizer._ledger, optimizer._run
     if step.attempt is not None or not step._randomness.seeded or ledger.path is None or not on_cpu(step._parameters):
         return
-    if step.agreement.group.size > 1:  # each process has only its part of the sums
+    if not step.agreement.group.alone:  # each process has only its part of the sums
         return
     digests = Attempt(path_of(ledger.path), step._randomness)
     digests.start(optimizer._loader.lots.next, steps_in(run.charged()))

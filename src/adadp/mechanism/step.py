@@ -315,7 +315,7 @@ class PrivateStep:
 
     def _pool(self) -> None:
         """Add up over processes what sources keep of the lot's gradients (`Raw`; the guarantee is none)."""
-        if self.agreement.group.size > 1:
+        if not self.agreement.group.alone:
             for part in self.clipping.objects():
                 if isinstance(part, Source):
                     part.pool(self.agreement.group.totals_of_same)
