@@ -15,11 +15,11 @@ from adadp_lab.report.figures import canvas, save, styled
 
 #: Okabe and Ito's, as in the other figures: SGD is grey there too, DPSGD's flat clipping vermilion, our own blue.
 COLOURS = {
-    "sgd": "#555555", "sgd-graph": "#999999", "flat": "#D55E00", "ellipsoid-rowcolumn": "#0072B2", "local": "#009E73",
+    "sgd": "#555555", "sgd-graph": "#999999", "flat": "#D55E00", "ellipsoid-kronecker": "#0072B2", "local": "#009E73",
 }  # fmt: skip
-MARKS = {"sgd": "o", "sgd-graph": "v", "flat": "s", "ellipsoid-rowcolumn": "^", "local": "D"}
+MARKS = {"sgd": "o", "sgd-graph": "v", "flat": "s", "ellipsoid-kronecker": "^", "local": "D"}
 NAMES = {
-    "sgd": "SGD", "sgd-graph": "SGD", "flat": "flat", "ellipsoid-rowcolumn": "ellipsoid (row/column)", "local": "local",
+    "sgd": "SGD", "sgd-graph": "SGD", "flat": "flat", "ellipsoid-kronecker": "Kronecker", "local": "local",
 }  # fmt: skip
 COSTS = {"time": ("ms", "milliseconds a step"), "memory": ("peak_mib", "peak memory, MiB")}
 

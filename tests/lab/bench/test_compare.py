@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
@@ -9,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from adadp_lab.bench import clock, compare
+from adadp_lab.bench import clock, compare, methods
 from adadp_lab.bench.compare import NO_OPACUS, Comparison
 from adadp_lab.bench.goals import judge
 from adadp_lab.bench.methods import EVERY, METHODS, OURS, BenchTask, Method, TimedStep, plain
@@ -123,6 +124,25 @@ def test_a_replayed_step_is_measured_with_what_it_takes_to_record_it_anew(monkey
     assert found["ms"] >= 60 / EVERY
     assert found["peak_mib"] == pytest.approx(4.0, abs=0.1)
     assert found["refresh_probes"] == 7
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_replayed_sgd_is_sgd_of_the_lot_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "RATE", 0.1)
+    trained = []
+    for name in ("sgd", "sgd-graph"):
+        task = BenchTask(*build("mlp", tiny.SIZES["mlp"], 0, torch.device("cuda")))
+        assert isinstance(task.inputs, torch.Tensor)
+        start = copy.deepcopy(task.module.state_dict())
+        step = METHODS[name].make(task)
+        task.module.load_state_dict(start)
+        task.inputs.mul_(-1)  # another lot than the one that was recorded
+        for _ in range(3):
+            step.run()
+        trained.append(task.module.state_dict())
+    for key, value in trained[0].items():
+        assert not torch.equal(value, start[key])
+        torch.testing.assert_close(trained[1][key], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_failing_method_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

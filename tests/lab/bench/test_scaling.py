@@ -187,7 +187,7 @@ def test_recordings_are_measured_one_by_one_and_let_go_before_memory_is(
     assert {point["series"] for point in sweep["points"]} == sweep["slopes"].keys() == SERIES["cuda"].keys()
     assert len(played) == 4 * len(tiny.SWEEPS[0].values)
     assert set(played) == {WARM_UP + 3 + 1 + 2}  # a recording is made in the first, which do not count
-    assert found["replayed"] == ["sgd-graph", "flat", "ellipsoid-rowcolumn", "local"]
+    assert found["replayed"] == ["sgd-graph", "flat", "ellipsoid-kronecker", "local"]
     assert [model["lots"] for model in found["local_memory"]] == [[64, 128, 256]]
     # Whoever reads the page or a figure is told; a file from before there was anything to tell is drawn as it was.
     said = plots._names(found, "time")
@@ -197,7 +197,7 @@ def test_recordings_are_measured_one_by_one_and_let_go_before_memory_is(
     (tmp_path / "scaling-cuda.json").write_text(json.dumps(found))
     write_report(tmp_path)
     page = (tmp_path / "tables.md").read_text()
-    assert "Steps of sgd-graph, flat, ellipsoid-rowcolumn, local are replayed" in page
+    assert "Steps of sgd-graph, flat, ellipsoid-kronecker, local are replayed" in page
     assert "|  | sgd | sgd-graph | flat |" in page
     del found["replayed"], sweep["slopes"]["sgd-graph"]
     (tmp_path / "scaling-cuda.json").write_text(json.dumps(found))
