@@ -45,8 +45,8 @@ BEST: dict[str, dict[str, Any]] = {
         "features": FEATURES, "pretrained": asdict(RECIPES["wide"]), "rate_times_noise": RATE_TIMES_NOISE,
     },
 }  # fmt: skip
-#: DPSGD beside it: the same net, lots, steps and epsilons, and the same rule for the learning rate. On CIFAR-10's features
-#: both were tried with the same grid of rates, on examples set aside (`adadp_lab.experiments.features`).
+#: DPSGD beside it: the same net, lots, steps and epsilons, and the same rule for the learning rate. On CIFAR-10's
+#: features both were tried with the same grid of rates, on examples set aside (`adadp_lab.experiments.features`).
 BEST_DPSGD = {MNIST: {"who": "dpsgd/best", "algorithm": "dpsgd", "reading": None}}
 TARGETS = {
     MNIST: (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.375, 0.4, 0.5, 0.7),

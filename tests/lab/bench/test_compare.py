@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,13 +101,15 @@ def test_the_box_of_local_clipping_is_on() -> None:
 
 
 def test_a_replayed_step_is_measured_with_what_it_takes_to_record_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = {"slow": 0}
+    state = {"slow": 0, "now": 0.0}
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: state["now"]))
 
     def recorded(task: BenchTask) -> TimedStep:
         def run() -> None:
+            state["now"] += 0.001
             if state["slow"]:
                 state["slow"] -= 1
-                time.sleep(0.02)
+                state["now"] += 0.02
 
         def refresh() -> None:
             state["slow"] = 3
@@ -120,8 +122,8 @@ def test_a_replayed_step_is_measured_with_what_it_takes_to_record_it_anew(monkey
     monkeypatch.setitem(METHODS, "adadp-replayed", Method(recorded, ("ellipsoid-diagonal",)))
     found = quick(["mlp"], ["sgd"], ["ellipsoid-diagonal"]).rows[-1]
     assert found["method"] == "adadp-replayed"
-    assert found["refresh_ms"] >= 60
-    assert found["ms"] >= 60 / EVERY
+    assert found["refresh_ms"] == pytest.approx(60)
+    assert found["ms"] == pytest.approx(1 + 60 / EVERY, abs=1e-4)
     assert found["peak_mib"] == pytest.approx(4.0, abs=0.1)
     assert found["refresh_probes"] == 7
 

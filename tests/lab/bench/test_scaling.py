@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from lab.bench import tiny
 
 from adadp.gradients.kernels import reference
 from adadp.mechanism.replay import WARM_UP
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No limit of time: a slow or busy machine measures every point too. Tests of a limit set their own."""
+    for limit in (scaling.STEP, scaling.SWEEP):
+        monkeypatch.setitem(limit, "cpu", math.inf)
 
 
 def test_points_slopes_and_figures(tmp_path: Path) -> None:
@@ -71,6 +79,7 @@ def test_what_takes_too_long_is_left_out_with_the_reason(monkeypatch: pytest.Mon
     (sweep,) = scale(device="cpu", sweeps=tiny.SWEEPS[:1])["sweeps"]
     assert all(("ms" in point) == (point["value"] == 64) for point in sweep["points"])
     assert "a step would take about" in sweep["points"][-1]["left_out"]
+    monkeypatch.setitem(scaling.STEP, "cpu", math.inf)
     monkeypatch.setitem(scaling.SWEEP, "cpu", -1.0)
     (sweep,) = scale(device="cpu", sweeps=tiny.SWEEPS[:1])["sweeps"]
     assert all("were spent" in point["left_out"] for point in sweep["points"])
