@@ -17,7 +17,6 @@ from adadp.cli.commands import Commands
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Train with differential privacy, and know what it cost.",
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from adadp.cli import completion
 from adadp.cli import script as own
 from adadp.cli.output import DataDirOption, JsonOption, option, print_list, print_table
 from adadp.errors import ConfigurationError
@@ -21,19 +22,29 @@ if TYPE_CHECKING:
     from adadp.audit.one_run import OneRunAudit
     from adadp.audit.result import Audit
 
+_ALGORITHMS = (*(name for name in completion.ALGORITHMS if name != "sgd"), "dp-pca", "dp-scaler")
+_THREATS = ("gradient", "white-box", "black-box")
+
 
 def audit(
     context: typer.Context,
-    algorithm: Annotated[str, option("adadp, dpsgd, adal, adan, agd, dpopt; or dp-pca, dp-scaler. [adadp]")] = "adadp",
+    algorithm: Annotated[
+        str, option("adadp, dpsgd, adal, adan, agd, dpopt; or dp-pca, dp-scaler. [adadp]", values=_ALGORITHMS)
+    ] = "adadp",
     reading: Annotated[
-        str | None, option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
+        str | None,
+        option("sound, or the paper's text: example, lot; for dpopt: published. [sound]", values=completion.READINGS),
     ] = None,
     dataset: Annotated[
-        str | None, option("All others are real examples: digits, mnist, ... Every trial is charged. [synthetic]")
+        str | None,
+        option(
+            "All others are real examples: digits, mnist, ... Every trial is charged. [synthetic]",
+            values=completion.DATASETS,
+        ),
     ] = None,
     data_dir: DataDirOption = None,
     threat: Annotated[
-        str, option("gradient, white-box, black-box: what the auditor may do and see. [gradient]")
+        str, option("gradient, white-box, black-box: what the auditor may do and see. [gradient]", values=_THREATS)
     ] = "gradient",
     epsilon: Annotated[float | None, option("Calibrate the noise to this budget. [2.0]")] = None,
     delta: Annotated[float, option("The delta of the guarantee. [1e-5]")] = 1e-5,

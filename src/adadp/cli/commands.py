@@ -6,7 +6,7 @@ A package adds a command with
     bench = "adadp_lab.bench.command:bench"
 
 where the object is a function that typer understands, or a `typer.Typer`. It is imported only to run it or to print
-its help: `adadp --help` imports all of them, `adadp train` none.
+its help: `adadp --help` imports all of them, `adadp train` and a shell's completion none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 from typer.main import get_command
 
 from adadp.cli.messages import OneLineGroup
@@ -26,6 +27,8 @@ GROUP = "adadp.commands"
 
 class Commands(OneLineGroup):
     """The group of all commands: those registered here first, then those of installed packages, by name."""
+
+    _names_are_enough = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order in which help prints them."""
@@ -38,8 +41,16 @@ class Commands(OneLineGroup):
         if own is not None:
             return own
         for point in entry_points(group=GROUP, name=cmd_name):
-            return _command(point.load(), cmd_name)
+            return TyperCommand(cmd_name) if self._names_are_enough else _command(point.load(), cmd_name)
         return None
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Completions of a command's name: other packages' commands are named, not imported, for a shell waits."""
+        self._names_are_enough = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self._names_are_enough = False
 
 
 def _command(found: Any, name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from adadp.cli import completion
 from adadp.cli.output import DataDirOption, JsonOption, RunArgument, option, print_list, print_table
 from adadp.errors import ConfigurationError
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 def evaluate(
     run: RunArgument,
     dataset: Annotated[
-        str | None, option("A data set by name (its test split) or a path. [the rows that the run held out]")
+        str | None,
+        option(
+            "A data set by name (its test split) or a path. [the rows that the run held out]",
+            values=completion.DATASETS,
+        ),
     ] = None,
     label: Annotated[str | None, option("The label's column. [the run's]")] = None,
     data_dir: DataDirOption = None,

@@ -8,10 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from adadp.cli.completion import Values, completer
 
-def option(help: str, *names: str) -> Any:
-    """An option whose help says itself what is taken where it is left out."""
-    return typer.Option(*names, help=help, show_default=False)
+
+def option(help: str, *names: str, values: Values | None = None) -> Any:
+    """An option whose help says itself what is taken where it is left out; a shell completes `values`."""
+    complete = None if values is None else completer(values)
+    return typer.Option(*names, help=help, show_default=False, autocompletion=complete)
 
 
 def argument(help: str) -> Any:

@@ -14,6 +14,7 @@ import typer
 
 from adadp.accounting.events import Event, Gaussian, Neighbours
 from adadp.accounting.guarantee import PUBLIC_NUMBER
+from adadp.cli import completion
 from adadp.cli.messages import warn
 from adadp.cli.output import JsonOption as JsonOption
 from adadp.cli.output import option, print_list, print_table
@@ -44,7 +45,10 @@ SamplingOption = Annotated[
 ]
 AccountantOption = Annotated[
     str | None,
-    option("pld, rdp, theorem1 or one that a package adds. Default: pld, or rdp where lots have a fixed size."),
+    option(
+        "pld, rdp, theorem1 or one that a package adds. Default: pld, or rdp where lots have a fixed size.",
+        values=completion.ACCOUNTANTS,
+    ),
 ]
 GaussianOption = Annotated[
     list[float] | None,

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from adadp.cli import completion
 from adadp.cli.output import DataDirOption, option
 from adadp.errors import ConfigurationError
 
@@ -28,12 +29,17 @@ class RunOptions:
 
     dataset: Annotated[
         str | None,
-        option("digits, mnist, fashion-mnist, cifar10, cifar100, a .csv, .parquet or .npz file, a folder. [digits]"),
+        option(
+            "digits, mnist, fashion-mnist, cifar10, cifar100, a .csv, .parquet or .npz file, a folder. [digits]",
+            values=completion.DATASETS,
+        ),
     ] = None
     dataset_name: Annotated[
         str | None, option("What your own data is called in its ledger, which lies beside it. [the file's name]")
     ] = None
-    label: Annotated[str | None, option("The label's column, in a file of your own. [label]")] = None
+    label: Annotated[
+        str | None, option("The label's column, in a file of your own. [label]", values=completion.columns)
+    ] = None
     classes: Annotated[
         str | None, option("The class names of your own data, as in no,yes: declared, not read off. [as they occur]")
     ] = None
@@ -43,33 +49,51 @@ class RunOptions:
     ] = None
     test: Annotated[str | None, option("Held-out data of your own, in another file or folder.")] = None
     test_fraction: Annotated[float | None, option("Or the part of your data to hold out. [0.2]")] = None
-    task: Annotated[str | None, option("classes or regression: predict a number. [classes]")] = None
+    task: Annotated[
+        str | None, option("classes or regression: predict a number. [classes]", values=completion.TASKS)
+    ] = None
     target_range: Annotated[
         str | None, option("For regression: the number's lowest and highest value, such as 0..100. Others are clipped.")
     ] = None
     number: Annotated[
-        list[str] | None, option("A column of numbers, or with its range: age=0..120 costs nothing. Repeatable.")
+        list[str] | None,
+        option(
+            "A column of numbers, or with its range: age=0..120 costs nothing. Repeatable.", values=completion.columns
+        ),
     ] = None
     category: Annotated[
-        list[str] | None, option("A column of categories, or with its values: size=S,M,L. Repeatable.")
+        list[str] | None,
+        option("A column of categories, or with its values: size=S,M,L. Repeatable.", values=completion.columns),
     ] = None
-    text: Annotated[list[str] | None, option("A column of free text. Repeatable.")] = None
+    text: Annotated[list[str] | None, option("A column of free text. Repeatable.", values=completion.columns)] = None
     date: Annotated[
-        list[str] | None, option("A column of dates, or with its range: seen=2020-01-01..2026-12-31. Repeatable.")
+        list[str] | None,
+        option(
+            "A column of dates, or with its range: seen=2020-01-01..2026-12-31. Repeatable.", values=completion.columns
+        ),
     ] = None
-    ignore: Annotated[list[str] | None, option("A column to leave out. Repeatable.")] = None
+    ignore: Annotated[list[str] | None, option("A column to leave out. Repeatable.", values=completion.columns)] = None
     decimal_comma: Annotated[bool | None, option("Numbers are written 1.234,5.", "--decimal-comma")] = None
     missing: Annotated[bool | None, option("Allow missing numbers and dates.", "--missing")] = None
     person: Annotated[
-        str | None, option("The column that says whose a row is: the guarantee is then for all rows of one person.")
+        str | None,
+        option(
+            "The column that says whose a row is: the guarantee is then for all rows of one person.",
+            values=completion.columns,
+        ),
     ] = None
     rows_per_person: Annotated[int | None, option("Most rows of one person in a lot. [8]")] = None
     image_size: Annotated[str | None, option("Resize images of your own, such as 32x32.")] = None
     data_dir: DataDirOption = None
-    model: Annotated[str | None, option("tanh-cnn, paper, linear, mlp, resnet. [auto]")] = None
-    algorithm: Annotated[str | None, option("adadp, dpsgd, adal, adan, agd, dpopt, sgd. [adadp]")] = None
+    model: Annotated[str | None, option("tanh-cnn, paper, linear, mlp, resnet. [auto]", values=completion.MODELS)] = (
+        None
+    )
+    algorithm: Annotated[
+        str | None, option("adadp, dpsgd, adal, adan, agd, dpopt, sgd. [adadp]", values=completion.ALGORITHMS)
+    ] = None
     reading: Annotated[
-        str | None, option("sound, or the paper's text: example, lot; for dpopt: published. [sound]")
+        str | None,
+        option("sound, or the paper's text: example, lot; for dpopt: published. [sound]", values=completion.READINGS),
     ] = None
     epsilon: Annotated[float | None, option("Calibrate the noise to this epsilon for all this run releases. [1.0]")] = (
         None
@@ -88,7 +112,9 @@ class RunOptions:
     epochs: Annotated[float | None, option("How long, in passes over the data.")] = None
     steps: Annotated[int | None, option("Or how long in steps. [600]")] = None
     lr: Annotated[float | None, option("Learning rate at the start. [the algorithm's]")] = None
-    schedule: Annotated[str | None, option("constant, linear, exponential, cosine. [the algorithm's]")] = None
+    schedule: Annotated[
+        str | None, option("constant, linear, exponential, cosine. [the algorithm's]", values=completion.SCHEDULES)
+    ] = None
     momentum: Annotated[float | None, option("SGD's momentum. [the algorithm's]")] = None
     max_grad_norm: Annotated[float | None, option("Bound on an example's gradient. [the algorithm's]")] = None
     set_: Annotated[
@@ -106,7 +132,7 @@ class RunOptions:
     ] = None
     microbatch: Annotated[int | None, option("Most examples in memory at a time. [the lot]")] = None
     evaluations: Annotated[int | None, option("How often accuracy is taken on the way. [10]")] = None
-    device: Annotated[str | None, option("cpu, cuda. [auto]")] = None
+    device: Annotated[str | None, option("cpu, cuda. [auto]", values=completion.DEVICES)] = None
     seed: Annotated[int | None, option("Repeatable noise and lots. Must stay secret. [none]")] = None
     out: Annotated[str | None, option("The run's folder. [runs/DATASET-ALGORITHM-N]")] = None
     ledger: Annotated[
