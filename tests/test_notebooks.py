@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.name != "digits.py"]  # `make demo` runs that one
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 #: Packages of extras: where one is missing, examples that import it are skipped.
-EXTRAS = ("transformers", "peft", "trl", "accelerate", "lightning", "pytorch_lightning", "sklearn")
+EXTRAS = ("transformers", "peft", "trl", "accelerate", "lightning", "pytorch_lightning", "sklearn", "PIL")
 
 
 @pytest.fixture(autouse=True)
