@@ -163,3 +163,21 @@ def test_events_survive_json(event: Event) -> None:
 def test_what_is_not_an_event_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
         event_from_json(value)
+
+
+@pytest.mark.parametrize("event", [STEP, Uncovered("raw", STEP)])
+def test_a_guarantee_survives_json(event: Event) -> None:
+    found = make_guarantee([(event, 5)], 1e-5, assumptions=["a"], notes=["b"], untried=["c"], accountant="rdp")
+    assert Guarantee.from_dict(json.loads(found.to_json())) == found
+
+
+WRITTEN = make_guarantee([(STEP, 5)], 1e-5).to_dict()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, None, {"neighbours": "none"}, {**WRITTEN, "epsilon": "1"}, {**WRITTEN, "x": 1}, {**WRITTEN, "epsilon": None}],
+)
+def test_what_is_not_a_guarantee_is_refused(value: object) -> None:
+    with pytest.raises(ConfigurationError):
+        Guarantee.from_dict(value)

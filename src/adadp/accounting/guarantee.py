@@ -191,6 +191,17 @@ class Guarantee:
         """One JSON object. `epsilon` is null where the guarantee is *none*."""
         return json.dumps(self.to_dict(), indent=2)
 
+    @classmethod
+    def from_dict(cls, values: Any) -> Guarantee:
+        """What `to_dict` wrote. Raises `ConfigurationError` where it is no guarantee."""
+        try:
+            kept = {**values, "neighbours": Neighbours(values["neighbours"])}
+            for name in ("untried", "assumptions", "reasons", "notes"):
+                kept[name] = tuple(str(text) for text in values[name])
+            return cls(**kept)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"this is no guarantee: {error}") from None
+
     def to_dict(self) -> dict[str, Any]:
         """The guarantee as plain values."""
         values: dict[str, Any] = {

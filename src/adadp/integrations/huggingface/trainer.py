@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from adadp.accounting import model_card
 from adadp.accounting.guarantee import Guarantee
 from adadp.clipping import PaidFigures
 from adadp.distributed.group import group_of
@@ -23,7 +24,6 @@ from adadp.errors import ConfigurationError
 from adadp.extras import require
 from adadp.integrations.huggingface import resuming
 from adadp.integrations.huggingface.callback import PrivacyCallback
-from adadp.integrations.huggingface.card import write_into_card, write_into_state
 from adadp.integrations.huggingface.lots import LotNumbers, LotsInPieces, SteppedOptimizer
 from adadp.integrations.huggingface.per_example import LossByHead, RowLosses, of_function, unwrapped
 from adadp.integrations.huggingface.privacy import taken_from
@@ -35,6 +35,7 @@ from adadp.integrations.huggingface.refusals import (
     refuse_parts,
     refuse_settings,
 )
+from adadp.integrations.huggingface.state import write_into_state
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.recording import Losses
 from adadp.mechanism.replay import TrainingStep
@@ -382,7 +383,7 @@ class PrivateTraining:
 
     def _write_card(self, folder: str) -> None:
         if self._self.args.should_save and Path(folder).is_dir():
-            write_into_card(folder, self.guarantee)
+            model_card.write_into(folder, self.guarantee)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         above: Any = super()
