@@ -157,7 +157,7 @@ def _print(found: Comparison, goals: bool) -> None:
     console = Console(highlight=False)
     for model, rows in parted(found.rows).items():
         name = title(model, found.settings["sizes"][model], rows[0]["device"])
-        console.print(_table(name, heading(goals), cells(rows, goals)))
+        console.print(_table(name, heading(rows, goals), cells(rows, goals)))
         console.print()
     print_list("Not measured", [*failures(found.rows), *found.notes])
 
@@ -167,8 +167,8 @@ def _table(title: str, heading: list[str], rows: list[list[str]]) -> Any:
 
     table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0), title_style="bold")
     for place, name in enumerate(heading):
-        side: Any = "right" if 0 < place < 5 else "left"
-        table.add_column(escape(name), justify=side, header_style="dim", no_wrap=place < 5)
+        side: Any = "left" if place == 0 or name == "goals" else "right"
+        table.add_column(escape(name), justify=side, header_style="dim", no_wrap=name != "goals")
     for row in rows:
         table.add_row(*map(escape, row))
     return table

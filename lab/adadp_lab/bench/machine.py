@@ -79,6 +79,11 @@ def free_mib(device: torch.device) -> float:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def load() -> float | None:
+    """How many processes wanted a processor in the last minute, on average; None where nobody counts them."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
 def said(error: BaseException) -> str:
     """An error as one line of a table."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):

@@ -1,4 +1,4 @@
-"""Figures of how cost grows: log over log, the fitted slope in the legend."""
+"""Figures of how cost grows: log over log. The fitted slopes stand in tables.md."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from adadp_lab.bench.scaling import series_in, series_of
-from adadp_lab.report.figures import canvas, save, styled
+from adadp_lab.report.figures import canvas, legend_outside, save, styled
 
 #: Okabe and Ito's, as in the other figures: SGD is grey there too, DPSGD's flat clipping vermilion, our own blue.
 COLOURS = {
@@ -36,9 +36,9 @@ def _figure(values: Mapping[str, Any], what: str) -> Figure:
     beyond = [found for found in values["local_memory"] if found["lots"]] if what == "memory" else []
     names = _names(values, what)
     count = len(sweeps) + bool(beyond)
-    columns = min(3, count)
+    columns = min(2, count)
     rows = -(-count // columns)
-    figure, axes = canvas(rows, columns, width=4.3 * columns, height=3.5 * rows)
+    figure, axes = canvas(rows, columns, width=4.3 * columns, height=3.1 * rows + 0.4)
     for axis, sweep in zip(axes, sweeps, strict=False):
         _panel(axis, sweep, cost, names)
         axis.set_ylabel(label)
@@ -46,6 +46,10 @@ def _figure(values: Mapping[str, Any], what: str) -> Figure:
         _beyond(axes[len(sweeps)], beyond)
     for axis in axes[count:]:
         axis.set_axis_off()
+    if count < len(axes):  # the legend has an empty panel's place
+        axes[count].legend(*axes[0].get_legend_handles_labels(), loc="center", fontsize=9)
+    else:
+        legend_outside(figure, axes[0], columns=len(names))
     return figure
 
 
@@ -60,30 +64,30 @@ def _names(values: Mapping[str, Any], what: str) -> dict[str, str]:
 def _panel(axis: Axes, sweep: Mapping[str, Any], cost: str, names: Mapping[str, str]) -> None:
     for series, name in names.items():
         sizes, costs = series_of(sweep, series, cost)
-        slope = sweep["slopes"][series][cost]
-        grown = "" if slope is None else f", slope {slope:.2f}"
-        axis.plot(sizes, costs, marker=MARKS[series], markersize=4, color=COLOURS[series], label=name + grown)
+        axis.plot(sizes, costs, marker=MARKS[series], markersize=5, color=COLOURS[series], label=name)
     others = ", ".join(f"{name} {value:,}" for name, value in sweep["others"].items())
     axis.set(xscale="log", yscale="log", xlabel=sweep["size"], title=f"{sweep['model']}: {others}")
     _ticks(axis, sorted({point["value"] for point in sweep["points"]}))
-    axis.yaxis.set_major_formatter(FuncFormatter(_plain))
     low, high = axis.get_ylim()
-    axis.set_ylim(low, high * (high / low) ** 0.4)
-    axis.legend(loc="upper left")
+    if high < 100 * low:  # else there would be a number or two
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.yaxis.set_major_formatter(FuncFormatter(_plain))
 
 
 def _beyond(axis: Axes, found: list[Mapping[str, Any]]) -> None:
-    """Not log over log: what matters is how little there is to see, and it may be below 0."""
+    """Local's peak over SGD's. Were examples' gradients kept, it would grow with them: far beyond what is shown."""
     for model, style in zip(found, ("-", "--"), strict=False):
-        for series, cost, name in (("local", "local_less_sgd_mib", "local less SGD"), ("sgd", "sgd_mib", "SGD itself")):
-            axis.plot(
-                model["lots"], model[cost], style, marker=MARKS[series], markersize=4, color=COLOURS[series],
-                label=f"{model['model']}: {name}",
-            )  # fmt: skip
-    axis.set(xscale="log", xlabel="lot", ylabel="MiB", title="Memory of local beyond SGD's")
+        pairs = zip(model["local_less_sgd_mib"], model["sgd_mib"], strict=True)
+        axis.plot(
+            model["lots"], [1 + more / sgd for more, sgd in pairs], style, marker=MARKS["local"], markersize=5,
+            color=COLOURS["local"], label=model["model"],
+        )  # fmt: skip
+    axis.axhline(1, color=COLOURS["sgd"], linewidth=1.2, linestyle=":", label="as much as SGD")
+    axis.set(xscale="log", xlabel="lot", ylabel="peak memory over SGD's", title="local over SGD, as lots grow")
+    axis.set_ylim(0, max(2.0, 1.1 * axis.get_ylim()[1]))
     _ticks(axis, sorted({lot for model in found for lot in model["lots"]}))
-    axis.set_ylim(top=1.4 * axis.get_ylim()[1])
-    axis.legend(loc="upper left")
+    axis.legend(loc="lower right")
 
 
 def _ticks(axis: Axes, sizes: list[int]) -> None:

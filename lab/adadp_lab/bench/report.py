@@ -19,6 +19,8 @@ from adadp_lab.bench.scaling import series_in
 from adadp_lab.report.tables import paragraph, table
 
 Row = Mapping[str, Any]
+#: From so many other processes at work on, a page says that the machine was not alone.
+OTHERS = 0.5
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 
@@ -27,21 +29,38 @@ def title(model: str, sizes: Sizes, kind: str) -> str:
     return f"{model} on {kind}: " + ", ".join(f"{name} {value:,}" for name, value in sizes.items())
 
 
-def heading(goals: bool) -> list[str]:
+def heading(rows: Sequence[Row], goals: bool) -> list[str]:
     """The columns of `cells`."""
-    return ["", "ms", "x SGD", "peak MiB", "x SGD", *(["goals"] if goals else [])]
+    replayed = ["x replayed SGD"] if _replayed_sgd(rows) else []
+    return ["", "ms", "x SGD", *replayed, "peak MiB", "x SGD", *(["goals"] if goals else [])]
 
 
 def cells(rows: Sequence[Row], goals: bool) -> list[list[str]]:
     """The table of one model."""
+    replayed = bool(_replayed_sgd(rows))
     return [
         [
             way(row) + _fewer(row, rows), _number(row["ms"], ".2f"), _number(row["ratio_to_sgd"], ".2f", "x"),
+            *([_number(over_replayed_sgd(row, rows), ".2f", "x")] if replayed else []),
             _number(row["peak_mib"], ",.1f"), _number(row["peak_ratio_to_sgd"], ".2f", "x"),
             *([_goals(row)] if goals else []),
         ]
         for row in rows
     ]  # fmt: skip
+
+
+def over_replayed_sgd(row: Row, rows: Sequence[Row]) -> float | None:
+    """A replayed step's time over that of replayed SGD of the same model; None for an ordinary one.
+
+    SGD gains most from replaying where its step is short: beside ordinary SGD alone, a small model's replayed private
+    step seems to cost nothing.
+    """
+    base = _replayed_sgd([other for other in rows if other["model"] == row["model"]])
+    return row["ms"] / base if base and "-graph" in row["method"] and row["ms"] is not None else None
+
+
+def _replayed_sgd(rows: Sequence[Row]) -> float | None:
+    return next((row["ms"] for row in rows if row["method"] == "sgd-graph"), None)
 
 
 def parted(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -154,6 +173,7 @@ def _steps(kind: str, values: Mapping[str, Any]) -> list[str]:
     for real in (False, True):
         chosen = {model: rows for model, rows in by_model.items() if (model in REAL) == real}
         parts += [_overview(chosen)] if chosen else []
+        parts += _over_replayed(chosen)
     fewest = [
         f"- {row['model']}, {way(row)}: {found[0]:,} of {found[1]:,}"
         for row in values["rows"]
@@ -173,9 +193,8 @@ def _steps(kind: str, values: Mapping[str, Any]) -> list[str]:
     parts += ["Not measured, and not among those goals:\n\n" + "\n".join(failed)] if failed else []
     parts += values.get("notes", [])
     for model, rows in by_model.items():
-        parts += [
-            f"### {title(model, values['settings']['sizes'][model], kind)}", table(heading(True), cells(rows, True)),
-        ]  # fmt: skip
+        parts.append(f"### {title(model, values['settings']['sizes'][model], kind)}")
+        parts.append(table(heading(rows, True), cells(rows, True)))
     return parts
 
 
@@ -183,6 +202,24 @@ def _overview(by_model: Mapping[str, Sequence[Row]]) -> str:
     ways = list(dict.fromkeys(way(row) for rows in by_model.values() for row in rows))
     lines = [[name, *(_cell(rows, name) for rows in by_model.values())] for name in ways]
     return table(["", *(f"{model}, lot {rows[0]['lot']:,}" for model, rows in by_model.items())], lines)
+
+
+def _over_replayed(by_model: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Replayed steps beside replayed SGD, where there are any."""
+    ways = [way(row) for rows in by_model.values() for row in rows if "-graph" in row["method"]]
+    lines = [
+        [name, *(_over_replayed_cell(rows, name) for rows in by_model.values())]
+        for name in dict.fromkeys(ways)
+        if name != "sgd-graph"
+    ]
+    return ["Replayed steps, time over *replayed* SGD's:", table(["", *by_model], lines)] if lines else []
+
+
+def _over_replayed_cell(rows: Sequence[Row], name: str) -> str:
+    row = next((row for row in rows if way(row) == name), None)
+    if row is None or (ratio := over_replayed_sgd(row, rows)) is None:
+        return "" if row is None else "failed"
+    return f"{ratio:.2f}x" + (r" \*" if fewer(row, rows) else "")
 
 
 def _best(rows: Sequence[Row]) -> dict[tuple[str, str, str, str], Row]:
@@ -218,6 +255,13 @@ def _scaling(kind: str, values: Mapping[str, Any]) -> list[str]:
         f"## How cost grows, {DEVICES[kind]}", _machine(values["versions"]) + ".",
         "Slopes of a line through the larger half of the points, log over log: time, and peak memory in brackets.",
     ]  # fmt: skip
+    if values.get("time") == "fastest":
+        parts.append("A time is that of the fastest of several steps without a refresh of the shape.")
+    if (load := values.get("load_before")) and load >= OTHERS:
+        parts.append(paragraph(
+            f"Others used the machine: {load:g} processes wanted one of its processors, on average, in the minute",
+            "before. Times are longer for it, and smooth curves are not to be expected.",
+        ))  # fmt: skip
     series, replayed = series_in(values), values.get("replayed", [])
     if replayed:
         parts.append(paragraph(

@@ -86,13 +86,14 @@ def scale(
     """
     chosen = machine.device_for(device)
     found: list[dict[str, Any]] = []
+    load = machine.load()
 
     def so_far() -> dict[str, Any]:
         beyond = [beyond_sgd(sweep) for sweep in found if sweep["size"] == "lot"]
         return {
             "device": chosen.type, "time": "fastest", "sweeps": found, "local_memory": beyond,
             "replayed": [name for name in SERIES[chosen.type] if _replayed(name, chosen.type)],
-            "versions": machine.versions(chosen),
+            "versions": machine.versions(chosen), "load_before": load,
         }  # fmt: skip
 
     try:

@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.ticker import MaxNLocator
+
 from adadp.accounting import renyi, theorem1
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.events import Event, FixedSizeGaussian, Neighbours, PoissonGaussian
 from adadp_lab.paper.item import Finding, Item, Job, Options, Record, Report, register
 from adadp_lab.paper.summary import word
 from adadp_lab.paper.workbench import Workbench
-from adadp_lab.report.figures import canvas, styled
+from adadp_lab.report.figures import canvas, legend_outside, styled
 from adadp_lab.report.tables import table
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ MISPRINTS = {
     "sigma": "with the Gaussian lemma's alpha / (2 sigma)",
     "replaced": "where its source proves it: lots without replacement, one example replaced",
 }
+_MARKS = {"theorem1": "s", "classic": "D", "rdp": "^", "pld": "o"}
 _COLOURS = {"theorem1": "#D55E00", "classic": "#E69F00", "rdp": "#56B4E9", "pld": "#0072B2"}
 
 
@@ -175,12 +178,16 @@ def _figure(records: Sequence[Record]) -> Figure:
         for name, title in WAYS.items():
             epsilons = [epsilon for epsilon, _ in record["ways"][name]]
             style = "--" if name == "theorem1" else "-"
-            axis.plot(settings["steps"], epsilons, style, marker="o", markersize=3, color=_COLOURS[name], label=title)
-        axis.axvline(settings["at"], color="black", linewidth=0.6, linestyle=":")
+            axis.plot(settings["steps"], epsilons, style, marker=_MARKS[name], markersize=4, color=_COLOURS[name],
+                      label=title)  # fmt: skip
+        axis.axvline(settings["at"], color="black", linewidth=0.8, linestyle=":", label="the paper's number of steps")
+        axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.set(xlabel="steps", ylabel=r"$\varepsilon$ at $\delta = 10^{-5}$", ylim=(0, None), xlim=(0, None))
         axis.set_title(rf"$\sigma_* = {settings['sigma']:g}$")
-    axes[0].plot(EXAMPLE["at"], PRINTED_EPSILON, "*", color="black", markersize=11, label="paper", zorder=4)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    axes[0].plot(
+        EXAMPLE["at"], PRINTED_EPSILON, "*", color="black", markersize=11, label="the paper's epsilon", zorder=4
+    )
+    legend_outside(figure, *axes, columns=2)
     return figure
 
 

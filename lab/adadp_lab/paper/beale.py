@@ -17,7 +17,8 @@ from adadp_lab.paper.summary import word
 from adadp_lab.paper.surfaces import SURFACES
 from adadp_lab.paper.trajectories import RULES, STEPS, distance, walk
 from adadp_lab.paper.workbench import Workbench
-from adadp_lab.report.figures import GREY, canvas, styled
+from adadp_lab.report.figures import GREY, MARKS, canvas, legend_below, legend_outside, styled
+from adadp_lab.report.figures import NAMES as ALGORITHMS
 from adadp_lab.report.tables import table
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _closer(
 def _trajectories(true: Sequence[Record]) -> Figure:
     """The paper's two panels, and between them AdaDP with the shape that it may use."""
     shown = ("adadp", "adadp-released", "dpsgd")
-    figure, axes = canvas(1, 3, width=10.2, height=3.6, sharex=True, sharey=True)
+    figure, axes = canvas(1, 3, width=8.6, height=3.9, sharex=True, sharey=True)
     ground = SURFACES["beale"]
     drawn = next(record for record in true if record["settings"]["shown"] is not None)
     index = SIGMAS.index(SHOWN)
@@ -203,41 +204,42 @@ def _trajectories(true: Sequence[Record]) -> Figure:
         mean = comparison.pooled(true, name, index)
         draw_contours(axis, ground, (-1.5, 4.5, -1.6, 2.6))
         draw_walks(axis, name, entry, ground)
-        axis.set(title=f"({letter}) {RULE_NAMES[name]}: D = {comparison.written(mean)}", xlabel="x")
-        axis.legend(loc="lower right")
+        axis.set(title=f"({letter}) {RULE_NAMES[name]}:\nD = {comparison.written(mean)}", xlabel="x")
     axes[0].set_ylabel("y")
+    legend_outside(figure, *axes, columns=4)
     return figure
 
 
 @styled
 def _settings(true: Sequence[Record], undecided: Record) -> Figure:
     """D(P, Q) against the noise at tuned rates; every other setting, with the printed pair among them."""
-    figure, (curves, cloud) = canvas(1, 2, width=8.4, height=3.6)
+    figure, (curves, cloud) = canvas(1, 2, width=8.6, height=4.6)
     for name in ("dpsgd", "adal", "adadp", "adadp-released"):
         points = [comparison.pooled(true, name, index) for index in range(len(SIGMAS))]
         style = "--" if name == "adadp" else "-"
         means, errors = zip(*[(math.nan, 0.0) if point is None else point for point in points], strict=True)
-        curves.errorbar(SIGMAS, means, yerr=errors, color=RULE_COLOURS[name], linestyle=style, marker="o", markersize=4,
-                        capsize=2, label=RULE_NAMES[name])  # fmt: skip
-    curves.set(xscale="log", yscale="log", xlabel=r"$\sigma_*$", ylabel="D(P, Q)")
+        curves.errorbar(SIGMAS, means, yerr=errors, color=RULE_COLOURS[name], linestyle=style, capsize=2,
+                        marker=MARKS[name.partition("-")[0]], markersize=4.5, label=RULE_NAMES[name])  # fmt: skip
+    curves.set(xscale="log", yscale="log", xlabel=r"$\sigma_*$", ylabel="D(P, Q), mean ± standard error")
     curves.set_title("Each at its best learning rate")
     curves.set_xticks(SIGMAS, [f"{sigma:g}" for sigma in SIGMAS])
     curves.minorticks_off()
     for name, value in PRINTED.items():
-        curves.axhline(value, color=RULE_COLOURS[name], linewidth=0.8, linestyle=":")
-        curves.annotate(f"paper, {RULE_NAMES[name].split(',')[0]}", (SIGMAS[0], value), xytext=(0, 2),
-                        textcoords="offset points", fontsize=7, color=RULE_COLOURS[name])  # fmt: skip
-    curves.legend(loc="lower right", handlelength=3.5)
+        curves.axhline(value, color=RULE_COLOURS[name], linewidth=1.0, linestyle=(0, (1, 2)),
+                       label=f"paper: {value:.2f} for {ALGORITHMS[name]}, at a noise it does not name")  # fmt: skip
+    legend_below(curves, columns=1)
     sizes = [len(undecided["settings"][key]) for key in ("starts", "sigmas", "bounds", "rates")]
     first, second = (np.asarray(undecided["survey"][name]).reshape(sizes) for name in PRINTED)
     one, other = np.broadcast_arrays(first[..., :, None], second[..., None, :])
     cloud.plot(one.ravel(), other.ravel(), ".", color=GREY, markersize=1.5, alpha=0.25, rasterized=True)
+    cloud.plot([], [], ".", color=GREY, label="one choice of what the paper does not name")
     ends = (1e-3, 30.0)
-    cloud.plot(ends, ends, color="black", linewidth=0.8)
-    cloud.plot(*PRINTED.values(), "*", color=RULE_COLOURS["adadp"], markersize=14, markeredgecolor="white")
-    cloud.text(1.2 * PRINTED["dpsgd"], 0.8 * PRINTED["adadp"], "paper", va="top")
+    cloud.plot(ends, ends, color="black", linewidth=1.0, label="AdaDP as far as DPSGD")
+    cloud.plot(*PRINTED.values(), "*", color=RULE_COLOURS["adadp"], markersize=14, markeredgecolor="white",
+               label="the paper's pair")  # fmt: skip
+    legend_below(cloud, columns=1)
     cloud.set(xscale="log", yscale="log", xlabel="D(P, Q) of DPSGD", ylabel="D(P, Q) of AdaDP, as printed",
-              title="All that the paper leaves open", xlim=ends, ylim=ends, aspect="equal")  # fmt: skip
+              title="All that the paper leaves open", xlim=ends, ylim=ends)  # fmt: skip
     return figure
 
 

@@ -38,6 +38,7 @@ def draw_walks(axis: Axes, name: str, entry: Mapping[str, Any], ground: Surface)
     for number, path in enumerate(entry["paths"]):
         points = np.array([ground.start, *path])
         axis.plot(*points.T, color=colour, linewidth=0.9, linestyle=style, label="_" * number + RULE_NAMES[name])
-    axis.plot(*ground.start, "o", color="black", markersize=5, zorder=4)
+    axis.plot(*ground.start, "o", color="black", markersize=5, zorder=4, label="start")
     for minimum in ground.minima:
-        axis.plot(*minimum, "*", color="#F0E442", markeredgecolor="black", markersize=11, markeredgewidth=0.7, zorder=4)
+        axis.plot(*minimum, "*", color="#F0E442", markeredgecolor="black", markersize=11, markeredgewidth=0.7, zorder=4,
+                  label="lowest point")  # fmt: skip

@@ -12,7 +12,7 @@ from scipy import integrate, optimize, special
 from adadp_lab.paper.item import Finding, Item, Job, Options, Record, Report, register
 from adadp_lab.paper.summary import word
 from adadp_lab.paper.workbench import Workbench
-from adadp_lab.report.figures import COLOURS, GREY, canvas, styled
+from adadp_lab.report.figures import COLOURS, GREY, canvas, legend_outside, styled
 from adadp_lab.report.tables import table
 
 if TYPE_CHECKING:
@@ -204,12 +204,12 @@ def _findings(quadrature: Record, mean: Mapping[str, float], error: Mapping[str,
 @styled
 def _figure(quadrature: Record) -> Figure:
     """The three shapes around the gradient; the printed cosines beside the true ones; every split of the privacy."""
-    figure, (clouds, bars, curve) = canvas(1, 3, width=10.2, height=3.2, width_ratios=(0.9, 1, 1.1))
+    figure, (clouds, bars, curve) = canvas(1, 3, width=8.6, height=3.4)
     truth = quadrature["readings"]["mean"]
     hollow: dict[str, Any] = {"markersize": 8, "markerfacecolor": "white", "markeredgewidth": 1.6}
     turn = np.linspace(0, 2 * math.pi, 200)
     for row, (shape, (noise, printed)) in enumerate(SHAPES.items()):
-        colour, label = _COLOURS[shape], f"({noise[0]:g}, {noise[1]:g})"
+        colour, label = _COLOURS[shape], f"noise {_NAMES[shape]} ({noise[0]:g}, {noise[1]:g})"
         clouds.plot(GRADIENT[0] + noise[0] * np.cos(turn), GRADIENT[1] + noise[1] * np.sin(turn), color=colour,
                     label=label)  # fmt: skip
         bars.plot([printed, truth[shape]], [row, row], color=colour, alpha=0.4, linewidth=4, solid_capstyle="round")
@@ -222,13 +222,12 @@ def _figure(quadrature: Record) -> Figure:
     clouds.plot(0, 0, "k.", markersize=4)
     clouds.set(title="Noise around f = (10, 5)", xlabel="first coordinate", ylabel="second coordinate",
                aspect="equal", xlim=(-25, 45), ylim=(-34, 34))  # fmt: skip
-    clouds.legend(loc="lower center", ncols=3, columnspacing=0.8, handlelength=0.8, handletextpad=0.4, fontsize=7)
     bars.set(title="Average cosine", xlabel="cosine", ylim=(2.6, -0.6), xlim=(0.2, 0.6))
     bars.set_yticks(range(3), [_NAMES[shape].replace("like the", "like the\n") for shape in SHAPES])
-    for marker, face, label in (("D", "white", "paper"), ("o", GREY, "exact")):
+    for marker, face, label in (("D", "white", "the paper's cosine"), ("o", GREY, "exact cosine")):
         bars.plot([], [], marker, color=GREY, markerfacecolor=face, label=label)
-    bars.legend(loc="lower right", ncols=2)
-    curve.plot(quadrature["shares"], quadrature["by_share"], color=GREY, zorder=1)
+    curve.plot(quadrature["shares"], quadrature["by_share"], color=GREY, zorder=1, label="exact cosine of every split")
+    legend_outside(figure, clouds, bars, curve)
     curve.set(title="All splits of the same privacy", xlabel="share spent on the larger coordinate",
               ylabel="average cosine", xlim=(0, 1), ylim=(0.1, 0.6))  # fmt: skip
     return figure

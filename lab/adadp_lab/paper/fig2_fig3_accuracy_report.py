@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from adadp_lab.paper.contenders import EXAMPLES, NAME, PAPER
 from adadp_lab.paper.item import Finding, Record, Report, Word
 from adadp_lab.paper.summary import accuracy, curve, only, trained, word
-from adadp_lab.report.figures import COLOURS, GREY, NAMES, canvas, styled
+from adadp_lab.report.figures import COLOURS, GREY, MARKS, NAMES, canvas, legend_below, styled
 from adadp_lab.report.tables import Mean, paragraph, table
 
 #: By how many points AdaDP is ahead, as the paper prints it.
@@ -206,86 +206,95 @@ def ablation_report(dataset: str, records: Sequence[Record]) -> Report:
 
 @styled
 def _figure(dataset: str, level: str, records: Sequence[Record], cost: Record) -> Figure:
-    """The paper's layout twice: as published, and soundly. Accuracy on the left axis, delta_* on the right."""
-    figure, panels = canvas(1, 2, width=10.4, height=4.6)
+    """The paper's layout twice: as published, and soundly. Accuracy above, delta_* below, over the same epochs."""
+    figure, axes = canvas(2, 2, width=8.6, height=6.6, sharex="col", sharey="row", height_ratios=(3, 1))
     shown = (
         ("as published", ("adadp/lot", "adadp/example", "dpopt/published", "dpsgd/paper", "agd")),
         ("sound", ("adadp/sound", "dpopt/sound", "dpsgd/sound", "agd")),
     )
-    for axis, (title, contenders) in zip(panels, shown, strict=True):
-        _draw_curves(axis, dataset, records, contenders)
-        end = accuracy(trained(records, "sgd")).value
-        axis.axhline(end, color=GREY, linewidth=0.9, linestyle=(0, (1, 3)))
-        axis.annotate("SGD, no privacy", (0.01, end), xycoords=("axes fraction", "data"), xytext=(0, 2), ha="left",
-                      textcoords="offset points", fontsize=7, color=GREY)  # fmt: skip
-        _draw_delta(axis, dataset, records, cost)
+    every = list(dict.fromkeys(who for _, contenders in shown for who in contenders))
+    low = _floor(records, every)
+    end = accuracy(trained(records, "sgd")).value
+    for axis, below, (title, contenders) in zip(axes[:2], axes[2:], shown, strict=True):
+        _draw_curves(axis, dataset, records, contenders, low)
+        axis.axhline(end, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), label=LABELS["sgd"] + " (at the end)")
+        _draw_delta(below, dataset, records, cost)
         axis.set_title(f"{NAME[dataset]}, {level} privacy level: {title}")
-        top = max(accuracy(trained(records, who)).value for who in (*contenders, "sgd"))
-        axis.set_ylim(max(0.0, _floor(records, contenders)), min(100, 10 * math.ceil((top + 1) / 10)))
-        _legend(axis)
-    panels[0].set_ylabel("test accuracy (%)")
+        below.set_xlabel("epochs")
+        legend_below(below, beside=[axis], offset=0.5)
+    top = max(accuracy(trained(records, who)).value for who in (*every, "sgd"))
+    axes[0].set_ylim(low, min(100, 10 * math.ceil((top + 1) / 10)))
+    axes[0].set_ylabel(_ACCURACY)
+    axes[2].set_ylabel(rf"$\delta_*$ at $\epsilon$ = {cost['settings']['epsilon']:g}")
     return figure
 
 
-def _legend(axis: Axes) -> None:
-    """Below the axes, where no curve is."""
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
+_ACCURACY = "test accuracy (%), mean ± standard error"
 
 
 def _floor(records: Sequence[Record], contenders: Sequence[str]) -> float:
     """Below what is worth seeing: a little under the lowest end of those that learn."""
-    ends = [accuracy(trained(records, who)).value for who in contenders]
-    learnt = [end for end in ends if end >= CHANCE] or ends
-    return 10 * math.floor((min(learnt) - 25) / 10)
+    learnt = [who for who in contenders if not diverged(trained(records, who))] or contenders
+    ends = [accuracy(trained(records, who)).value for who in learnt]
+    return max(0.0, 10 * math.floor((min(ends) - 25) / 10))
 
 
-def _draw_curves(axis: Axes, dataset: str, records: Sequence[Record], contenders: Sequence[str]) -> None:
+def _draw_curves(
+    axis: Axes, dataset: str, records: Sequence[Record], contenders: Sequence[str], low: float = 0.0
+) -> None:
+    """Accuracy against epochs. Of a contender that is never above `low` the legend says so; it is not drawn."""
     lot = PAPER[dataset]["lot"]
-    for who in contenders:
-        points = curve(trained(records, who))
+    for place, who in enumerate(contenders):
+        runs = trained(records, who)
+        points = curve(runs)
         epochs = [step * lot / EXAMPLES[dataset] for step, _ in points]
         values = [m.value for _, m in points]
+        name = who.partition("/")[0]
+        label = LABELS[who] + (" (diverged)" if diverged(runs) else "")
+        if max(values) < low:
+            axis.plot([], [], " ", label=f"not shown, never above {max(values):.0f}%:\n{label}")
+            continue
         errors = [0.0 if math.isnan(m.error) else m.error for _, m in points]
-        colour = COLOURS[who.partition("/")[0]]
-        label = LABELS[who] + (" (diverged)" if diverged(trained(records, who)) else "")
-        axis.plot(epochs, values, color=colour, linestyle=STYLES.get(who, "-"), label=label)
+        every = max(1, len(points) // 6)
+        axis.plot(
+            epochs, values, color=COLOURS[name], linestyle=STYLES.get(who, "-"), label=label, marker=MARKS[name],
+            markersize=4.5, markevery=(place * every // len(contenders), every),
+        )  # fmt: skip
         axis.fill_between(
             epochs, [v - e for v, e in zip(values, errors, strict=True)],
-            [v + e for v, e in zip(values, errors, strict=True)], color=colour, alpha=0.18, linewidth=0,
+            [v + e for v, e in zip(values, errors, strict=True)], color=COLOURS[name], alpha=0.18, linewidth=0,
         )  # fmt: skip
-    axis.set_xlabel("epochs")
     axis.set_xlim(left=0)
 
 
 def _draw_delta(axis: Axes, dataset: str, records: Sequence[Record], cost: Record) -> None:
-    """delta_* at a fixed epsilon by Theorem 1: black for all, grey for AGD, whose noise falls as it goes."""
-    lot, epsilon = PAPER[dataset]["lot"], cost["settings"]["epsilon"]
-    right = axis.twinx()
-    right.spines["right"].set_visible(True)
-    right.grid(visible=False)
-    epochs = [step * lot / EXAMPLES[dataset] for step in cost["claimed"]["steps"]]
+    """delta_* at a fixed epsilon by Theorem 1: that of AGD apart, whose noise falls as it goes."""
+    lot = PAPER[dataset]["lot"]
     agd = trained(records, "agd")[0]["claimed"]
-    right.plot([step * lot / EXAMPLES[dataset] for step in agd["steps"]], agd["delta"], color="#999999", linewidth=2.0)
-    right.plot(epochs, cost["claimed"]["delta"], color="black", linewidth=1.0)
-    right.set_yscale("log")
-    right.set_ylim(1e-10, 1e-2)
-    right.set_ylabel(rf"$\delta_*$ at $\epsilon$ = {epsilon:g} (Theorem 1; grey: AGD)", fontsize=8)
-    right.set_zorder(axis.get_zorder() - 1)
-    axis.patch.set_visible(False)
+    for claimed, colour, style, label in (
+        (cost["claimed"], "black", "-", r"$\delta_*$ by Theorem 1"),
+        (agd, COLOURS["agd"], ":", r"$\delta_*$ by Theorem 1, AGD"),
+    ):
+        epochs = [step * lot / EXAMPLES[dataset] for step in claimed["steps"]]
+        axis.plot(epochs, claimed["delta"], style, color=colour, linewidth=2.2 if style == ":" else 1.2, label=label)
+    axis.set_yscale("log")
+    axis.set_ylim(1e-10, 1e-4)
+    axis.set_yticks((1e-10, 1e-8, 1e-6, 1e-4))
+    axis.minorticks_off()
 
 
 @styled
 def _ablation_figure(dataset: str, records: Sequence[Record]) -> Figure:
-    figure, panels = canvas(1, 2, width=10.4, height=4.6, sharey=True)
+    figure, panels = canvas(1, 2, width=8.6, height=4.8, sharey=True)
     shown = (
         ("as published", ("adadp/lot", "adadp/example", "adan/lot", "adan/example", "adal", "dpsgd/paper")),
         ("sound", ("adadp/sound", "adan/sound", "adal", "dpsgd/sound")),
     )
     for axis, (title, contenders) in zip(panels, shown, strict=True):
         _draw_curves(axis, dataset, records, contenders)
-        axis.set_title(f"{NAME[dataset]}: {title}")
-        _legend(axis)
-    panels[0].set_ylabel("test accuracy (%)")
+        axis.set(title=f"{NAME[dataset]}: {title}", xlabel="epochs")
+        legend_below(axis)
+    panels[0].set_ylabel(_ACCURACY)
     top = max(m.value for who in LABELS for _, m in curve(trained(records, who)))
     panels[0].set_ylim(0, min(100, 10 * math.ceil((top + 1) / 10)))
     return figure

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from adadp_lab.paper.distributions import BINS, HIGH, LOW
 from adadp_lab.paper.item import Finding, Record, Report, Word
 from adadp_lab.paper.summary import trained, word
-from adadp_lab.report.figures import COLOURS, GREY, canvas, styled
+from adadp_lab.report.figures import COLOURS, GREY, canvas, legend_outside, styled
 from adadp_lab.report.tables import Mean, mean, paragraph, table
 
 READINGS = {"lot": "adadp/lot", "example": "adadp/example", "sound": "adadp/sound"}
+TITLES = {"lot": "AdaDP, lot reading", "example": "AdaDP, example reading", "sound": "AdaDP, sound"}
 #: The gradient that a reading's estimate is an estimate of.
 TARGET = {"lot": "gradient", "example": "example_gradient", "sound": "example_gradient"}
 #: "Accurate": half of the coordinates are estimated within this factor, and logarithms correlate by at least this much.
@@ -123,50 +125,51 @@ def sigma_report(records: Sequence[Record]) -> Report:
 @styled
 def _estimate_figure(records: Sequence[Record]) -> Figure:
     """The paper's layout: |g_t| above, its estimate below; one column for each reading."""
-    figure, axes = canvas(2, 3, width=10.4, height=4.6, sharex="col")
+    figure, axes = canvas(2, 3, width=8.6, height=4.6, sharex="col")
     steps = _steps(records)
     for column, reading in enumerate(READINGS):
         for row, key in enumerate((TARGET[reading], "estimate")):
             axis = axes[3 * row + column]
-            for step, colour in zip(steps, (GREY, COLOURS["adadp"]), strict=True):
-                histogram = _summed(_looks(records, reading, step), key)
-                _step_histogram(axis, histogram, colour, f"step {step}")
+            _draw_histograms(axis, steps, [_summed(_looks(records, reading, step), key) for step in steps])
             axis.set_yticks([])
             axis.set_ylim(bottom=0)
             axis.grid(visible=False)
         kind = "the lot's average" if reading == "lot" else "examples, root mean square"
-        axes[column].set_title(f"{reading}: {kind}")
+        axes[column].set_title(f"{TITLES[reading]}:\n{kind}")
         axes[3 + column].set_xlabel("value")
         keys = (TARGET[reading], "estimate")
         axes[column].set_xlim(_span([_summed(_looks(records, reading, step), key) for step in steps for key in keys]))
-    axes[0].set_ylabel(r"$|g_t|$")
-    axes[3].set_ylabel(r"$\sqrt{E'[g^2]_{t-1}}$")
-    axes[0].legend(loc="upper left")
+    axes[0].set_ylabel("share of coordinates\n" + r"with this $|g_t|$")
+    axes[3].set_ylabel("share of coordinates\n" + r"with this $\sqrt{E'[g^2]_{t-1}}$")
+    legend_outside(figure, axes[0])
     return figure
 
 
 @styled
 def _sigma_figure(records: Sequence[Record]) -> Figure:
-    figure, axes = canvas(1, 3, width=10.4, height=3.2, sharex=True)
+    figure, axes = canvas(1, 3, width=8.6, height=3.2, sharex=True)
     steps = _steps(records)
     every = [_summed(_looks(records, reading, step), "sigma") for reading in READINGS for step in steps]
     for axis, reading in zip(axes, READINGS, strict=True):
         histograms = [_summed(_looks(records, reading, step), "sigma") for step in steps]
-        for step, histogram, colour in zip(steps, histograms, (GREY, COLOURS["adadp"]), strict=True):
-            _step_histogram(axis, histogram, colour, f"step {step}")
-        axis.axvspan(10, 20, color=COLOURS["adan"], alpha=0.15, linewidth=0, label="10 to 20")
-        axis.set(title=reading, xlabel=r"$\sigma_i$", xlim=_span(every))
+        _draw_histograms(axis, steps, histograms)
+        axis.axvspan(10, 20, facecolor="none", edgecolor=COLOURS["adan"], hatch="////", linewidth=0, zorder=0,
+                     label=f"from 10 to 20: the paper sees many of them there at step {steps[0]}")  # fmt: skip
+        axis.set(title=TITLES[reading], xlabel=r"$\sigma_i$", xlim=_span(every))
         axis.set_yticks([])
         axis.set_ylim(bottom=0)
         axis.grid(visible=False)
-    axes[0].set_ylabel("coordinates")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    axes[0].set_ylabel("share of coordinates")
+    legend_outside(figure, axes[0])
     return figure
 
 
-def _step_histogram(axis: Any, histogram: np.ndarray[Any, Any], colour: str, label: str) -> None:
-    axis.fill_between(10**_CENTRES, histogram / histogram.sum(), step="mid", color=colour, alpha=0.25, linewidth=0)
-    axis.step(10**_CENTRES, histogram / histogram.sum(), where="mid", color=colour, linewidth=1.2, label=label)
+def _draw_histograms(axis: Axes, steps: Sequence[str], histograms: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Both steps' shares; each with its own outline too, which is told apart without colours."""
+    for step, counts, colour, style in zip(steps, histograms, (GREY, COLOURS["adadp"]), ("--", "-"), strict=True):
+        shares = counts / counts.sum()
+        axis.fill_between(10**_CENTRES, shares, step="mid", color=colour, alpha=0.22, linewidth=0)
+        axis.step(10**_CENTRES, shares, style, where="mid", color=colour, linewidth=1.2, label=f"step {step}")
     axis.set_xscale("log")
 
 

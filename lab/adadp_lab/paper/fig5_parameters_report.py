@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from adadp_lab.paper.item import Finding, Record, Report, Word
 from adadp_lab.paper.summary import accuracy, trained, word
-from adadp_lab.report.figures import COLOURS, canvas, styled
+from adadp_lab.report.figures import COLOURS, GREY, MARKS, canvas, legend_outside, styled
 from adadp_lab.report.tables import Mean, paragraph, table
 
 READINGS = {"adadp/lot": "lot", "adadp/example": "example", "adadp/sound": "sound"}
@@ -18,6 +18,8 @@ AXIS = {"lr": "learning rate", "beta": "local clipping factor", "noise": "noise 
 SYMBOL = {"lr": r"$\eta$", "beta": r"$\beta$", "noise": r"$\sigma_*$", "lot": "$L$"}
 #: "Above 93%", and what "relatively resistant" is taken to mean: all within this many points.
 CONSISTENT, RESISTANT = 93.0, 2.0
+#: From which learning rate to which the paper's accuracy is consistently above it.
+INSIDE = (0.0008, 0.005)
 STYLE = {"adadp/lot": "--", "adadp/example": ":", "adadp/sound": "-", "dpsgd/paper": "--"}
 LABEL = {
     "adadp/lot": "AdaDP, lot reading", "adadp/example": "AdaDP, example reading", "adadp/sound": "AdaDP, sound",
@@ -118,7 +120,7 @@ def _rises_and_falls(points: Points, peak: float) -> tuple[Word, str]:
 
 
 def _lr(found: dict[str, Points]) -> list[Finding]:
-    inside = [value for value in found["adadp/lot"] if 0.0008 <= value <= 0.005]
+    inside = [value for value in found["adadp/lot"] if INSIDE[0] <= value <= INSIDE[1]]
     return [
         Finding("lr-93", {
             name: (word(all(points[v].value >= CONSISTENT for v in inside)), _listed(points, inside))
@@ -162,19 +164,20 @@ def _figure(study: str, found: dict[str, Points]) -> Figure:
         values = [m.value for m in points.values()]
         errors = [0.0 if math.isnan(m.error) else m.error for m in points.values()]
         axis.errorbar(list(points), values, yerr=errors, color=COLOURS[who.partition("/")[0]], linestyle=STYLE[who],
-                      marker="o", markersize=4, capsize=2, label=LABEL[who])  # fmt: skip
+                      marker=MARKS[who.partition("/")[0]], markersize=4.5, capsize=2, label=LABEL[who])  # fmt: skip
     if study == "lr":
         axis.set_xscale("log")
         ticks = list(next(iter(found.values())))
         axis.set_xticks(ticks, [f"{1e3 * tick:g}" for tick in ticks])
         axis.minorticks_off()
         axis.set_xlabel(r"learning rate $\eta\times 10^3$ (sound: default rate times $\eta$ / 0.002)")
-        axis.axhline(CONSISTENT, color="black", linewidth=0.7, linestyle=(0, (1, 3)))
+        said = f"{CONSISTENT:g}%: the paper is above it from {1e3 * INSIDE[0]:g} to {1e3 * INSIDE[1]:g}"
+        axis.axhline(CONSISTENT, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), label=said)
     else:
         extra = r" (sound: bound $C$ = 0.1 times $\beta$ / 1.2)" if study == "beta" else ""
         axis.set_xlabel(f"{AXIS[study]} {SYMBOL[study]}{extra}")
     values = [m.value for points in found.values() for m in points.values()]
     axis.set_ylim(max(0.0, min(values) - 3), 100)
-    axis.set_ylabel("test accuracy (%)")
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    axis.set_ylabel("test accuracy (%), mean ± standard error")
+    legend_outside(figure, axis, columns=2)
     return figure

@@ -13,7 +13,7 @@ from adadp_lab.paper.item import Finding, Item, Job, Options, Record, Report, Wo
 from adadp_lab.paper.summary import word
 from adadp_lab.paper.surfaces import SURFACES, Surface
 from adadp_lab.paper.trajectories import STEPS
-from adadp_lab.report.figures import canvas, styled
+from adadp_lab.report.figures import canvas, legend_outside, styled
 from adadp_lab.report.tables import table
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _figure(by_name: dict[str, list[Record]]) -> Figure:
     """A small picture for each function: DPSGD, AdaDP and what each does without noise."""
     columns = 4
     rows = -(-len(by_name) // columns)
-    figure, axes = canvas(rows, columns, width=10.2, height=2.5 * rows + 0.5)
+    figure, axes = canvas(rows, columns, width=9.2, height=2.4 * rows + 0.6)
     shown = SIGMAS.index(SHOWN)
     for axis, (place, found) in zip(axes, by_name.items(), strict=False):
         ground = SURFACES[place]
@@ -117,11 +117,11 @@ def _figure(by_name: dict[str, list[Record]]) -> Figure:
         axis.set_title(f"{ground.title}: " + ", ".join(f"{_ratio(found, name, shown):.1f}" for name in NAMES[1:]))
     for axis in axes[len(by_name) :]:
         axis.set_visible(False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    legend_outside(figure, axes[0], columns=4)
     figure.suptitle(
-        f"AdaDP's D(P, Q) over DPSGD's, as printed and with the released shape, sigma_* = {SHOWN:g}", fontsize=10
-    )
+        "In titles: AdaDP's D(P, Q) over DPSGD's, first as printed, then with the released shape; "
+        rf"$\sigma_*$ = {SHOWN:g}", fontsize=10,
+    )  # fmt: skip
     return figure
 
 

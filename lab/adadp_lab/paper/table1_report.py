@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from adadp_lab.paper.contenders import NAME
 from adadp_lab.paper.item import Finding, Record, Report, Word
 from adadp_lab.paper.summary import accuracy, curve, only, trained, word
-from adadp_lab.report.figures import COLOURS, canvas, styled
+from adadp_lab.report.figures import COLOURS, MARKS, NAMES, canvas, legend_below, styled
 from adadp_lab.report.tables import Mean, paragraph, table
 
 #: Accuracy in percent -> epsilon of DPSGD and of AdaDP, as printed; and AdaDP's average reduction in percent.
@@ -78,11 +78,13 @@ def curves_of(records: Sequence[Record]) -> dict[str, Curve]:
             groups.setdefault(record["steps_done"], []).append(record)
         points = [Point(step, accuracy(group), claimed[step], pld[step]) for step, group in sorted(groups.items())]
         found[who] = Curve(label, points, True)
-    targets: dict[float, list[Record]] = {}
-    for record in trained(records, "adadp/best"):
-        targets.setdefault(record["settings"]["target_epsilon"], []).append(record)
-    points = [Point(g[0]["steps_done"], accuracy(g), None, target) for target, g in sorted(targets.items())]
-    found["adadp/best"] = Curve("AdaDP, our best recipe", points, True)
+    for who, label in (("adadp/best", "AdaDP, our best recipe"), ("dpsgd/best", "DPSGD, the same net and lots")):
+        targets: dict[float, list[Record]] = {}
+        for record in trained(records, who):
+            targets.setdefault(record["settings"]["target_epsilon"], []).append(record)
+        points = [Point(g[0]["steps_done"], accuracy(g), None, target) for target, g in sorted(targets.items())]
+        if points:
+            found[who] = Curve(label, points, True)
     return found
 
 
@@ -91,7 +93,7 @@ def cost_report(dataset: str, records: Sequence[Record]) -> Report:
     found = curves_of(records)
     first = trained(records, "adadp/lot")[0]["settings"]
     pca = first.get("pca_noise_multiplier")
-    seeds = len(trained(records, "dpsgd/paper"))
+    seeds, beside = len(trained(records, "dpsgd/paper")), found.get("dpsgd/best")
     rows = [
         [
             f"{target}%", f"{printed[0]:.2f}", f"{printed[1]:.2f}",
@@ -99,26 +101,27 @@ def cost_report(dataset: str, records: Sequence[Record]) -> Report:
             found["adadp/example"].cell(target, claimed=True), found["dpsgd/paper"].cell(target, claimed=False),
             found["dpsgd/sound"].cell(target, claimed=False), found["adadp/sound"].cell(target, claimed=False),
             found["adadp/best"].cell(target, claimed=False),
+            *([beside.cell(target, claimed=False)] if beside else []),
         ]
         for target, printed in PRINTED[dataset].items()
     ]  # fmt: skip
     head = ["accuracy", "paper: DPSGD", "paper: AdaDP", "Theorem 1: DPSGD", "Theorem 1: AdaDP, lot (no guarantee)",
             "Theorem 1: AdaDP, example (no guarantee)", "PLD: DPSGD, paper's settings", "PLD: DPSGD, our settings",
-            "PLD: AdaDP, sound", "PLD: our best recipe"]  # fmt: skip
+            "PLD: AdaDP, sound", "PLD: our best recipe",
+            *(["PLD: DPSGD on our best recipe's net"] if beside else [])]  # fmt: skip
     included = f"; PLD includes DP-PCA (sigma_p = {pca:g}), Theorem 1 does not, as in the paper" if pca else ""
     text = paragraph(
         f"The least epsilon at delta = {first['delta']:g} for which the mean test accuracy of {seeds} seeds is",
         "reached, at",
         f"sigma = {first['noise_multiplier']:g} and lots of {first['lot']}{included}. {_recipe(dataset, records)}",
+        *(["DP-PCA is charged in full before the first step: no run that begins with it costs less."] if pca else []),
+        "The paper's own figures are Theorem 1's: they are drawn beside what Theorem 1 claims, and nowhere else.",
     )
     goals = table(
         ["accuracy", "half of the paper's epsilon", "our best recipe", "accuracy there", "goal"],
         [_goal(target, printed[1] / 2, found["adadp/best"]) for target, printed in PRINTED[dataset].items()],
     )
-    best = table(
-        ["epsilon (PLD, everything released)", "our best recipe: accuracy"],
-        [[f"{p.pld:g}", str(p.accuracy)] for p in found["adadp/best"].points],
-    )
+    best = _beside_dpsgd(found["adadp/best"], beside)
     name = f"table1-{dataset}"
     return Report(
         f"{text}\n\n{table(head, rows)}\n\n{goals}\n\n{best}",
@@ -136,6 +139,17 @@ def _recipe(dataset: str, records: Sequence[Record]) -> str:
         f"Our best recipe: {net}, a Kronecker shape from {shape}, lots of {best['settings']['lot']:,}, "
         f"{best['settings']['steps']:,} steps, noise calibrated to each epsilon."
     )
+
+
+def _beside_dpsgd(best: Curve, dpsgd: Curve | None) -> str:
+    """The recipe at every epsilon, and DPSGD on the same net where it was run."""
+    head, rows = ["epsilon (PLD, everything released)", "our best recipe: accuracy"], []
+    others = {p.pld: p.accuracy for p in dpsgd.points} if dpsgd else {}
+    for p in best.points:
+        gain = p.accuracy.less(others[p.pld]) if others else None
+        more = [str(others[p.pld]), f"{'+' if gain.value >= 0 else ''}{gain}"] if gain else []
+        rows.append([f"{p.pld:g}", str(p.accuracy), *more])
+    return table([*head, *(["DPSGD, same net, lots and steps", "ahead by"] if others else [])], rows)
 
 
 def _goal(target: float, half: float, best: Curve) -> list[str]:
@@ -213,37 +227,40 @@ def _reduction(dataset: str, mine: Curve, rival: Curve, *, claimed: bool) -> tup
 
 @styled
 def _figure(dataset: str, found: dict[str, Curve], delta: float) -> Figure:
-    """Accuracy against epsilon: claimed for the published readings, true for the sound ones, and the paper's rows."""
-    figure, (left, right) = canvas(1, 2, width=10.4, height=4.0, sharey=True)
-    styles = {"dpsgd/paper": "--", "adadp/lot": "--", "adadp/example": ":", "dpsgd/sound": "-", "adadp/sound": "-",
-              "adadp/best": "-"}  # fmt: skip
-    for who in ("adadp/lot", "adadp/example", "dpsgd/paper"):
+    """Accuracy against epsilon: claimed by Theorem 1, as the paper's rows are, and true by PLD."""
+    figure, (left, right) = canvas(1, 2, width=8.6, height=4.9, sharey=True)
+    for who, style in (("adadp/lot", "--"), ("adadp/example", ":"), ("dpsgd/paper", "--")):
+        points, name = found[who].points, who.partition("/")[0]
+        left.plot([p.claimed or 0.0 for p in points], [p.accuracy.value for p in points], style, color=COLOURS[name],
+                  marker=MARKS[name], markevery=max(1, len(points) // 6), markersize=4.5,
+                  label=found[who].label)  # fmt: skip
+    for index, (name, mark) in enumerate((("dpsgd", "P"), ("adadp", "*"))):
+        pairs = [(pair[index], target) for target, pair in PRINTED[dataset].items()]
+        left.plot(*zip(*pairs, strict=True), mark, color=COLOURS[name], markersize=11, markeredgecolor="white",
+                  label=f"the paper's Table 1, {NAMES[name]}")  # fmt: skip
+    for who, style, colour in (
+        ("adadp/best", "-", "black"), ("dpsgd/best", "-.", "black"), ("adadp/sound", "-", COLOURS["adadp"]),
+        ("dpsgd/sound", "-", COLOURS["dpsgd"]), ("dpsgd/paper", "--", COLOURS["dpsgd"]),
+    ):  # fmt: skip
+        if who not in found:
+            continue
         points = found[who].points
-        left.plot([p.claimed or 0.0 for p in points], [p.accuracy.value for p in points], styles[who],
-                  color=COLOURS[who.partition("/")[0]], label=found[who].label)  # fmt: skip
-    for who in ("adadp/best", "adadp/sound", "dpsgd/sound", "dpsgd/paper"):
-        points = found[who].points
-        right.plot([p.pld for p in points], [p.accuracy.value for p in points], styles[who],
-                   color="black" if who == "adadp/best" else COLOURS[who.partition("/")[0]],
-                   marker=None if who == "dpsgd/paper" else "o", markersize=3.5, label=found[who].label)  # fmt: skip
-    for axis in (left, right):
-        for index, name in enumerate(("dpsgd", "adadp")):
-            pairs = [(pair[index], target) for target, pair in PRINTED[dataset].items()]
-            axis.plot(*zip(*pairs, strict=True), "*", color=COLOURS[name], markersize=10, markeredgecolor="white",
-                      label=f"paper's Table 1, {'DPSGD' if name == 'dpsgd' else 'AdaDP'}")  # fmt: skip
-        axis.set_xscale("log")
-        axis.legend(loc="lower right", fontsize=7)
-    low = min(PRINTED[dataset])
-    left.set_ylim(low - 27, min(100.0, low + 14))
-    left.set(xlabel=rf"$\epsilon$ claimed by Theorem 1 ($\delta$ = {delta:g})", ylabel="test accuracy (%)",
+        every = max(1, len(points) // 6) if who == "dpsgd/paper" else 1
+        right.plot([p.pld for p in points], [p.accuracy.value for p in points], style, color=colour,
+                   marker=MARKS[who.partition("/")[0]], markevery=every, markersize=4.5,
+                   label=found[who].label)  # fmt: skip
+    ends = [max(p.accuracy.value for p in each.points) for each in found.values()]
+    left.set_ylim(min(ends) - 10, max(ends) + 1)
+    left.set(xlabel=rf"$\epsilon$ claimed by Theorem 1 ($\delta$ = {delta:g})", ylabel="mean test accuracy (%)",
              title=f"{NAME[dataset]}: as published, no guarantee for AdaDP")  # fmt: skip
     right.set(xlabel=rf"$\epsilon$ by PLD, everything charged ($\delta$ = {delta:g})",
               title=f"{NAME[dataset]}: with a guarantee")  # fmt: skip
     for axis in (left, right):
+        axis.set_xscale("log")
         axis.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
         axis.minorticks_off()
-    left.set_xlim(0.1, 10)
-    right.set_xlim(0.04, 10)
+        axis.set_xlim(0.04, 10)
+        legend_below(axis, columns=1)
     return figure
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from adadp_lab.paper.contenders import NAME
 from adadp_lab.paper.item import Finding, Record, Report, Word
 from adadp_lab.paper.summary import word
-from adadp_lab.report.figures import COLOURS, NAMES, canvas, styled
+from adadp_lab.report.figures import COLOURS, NAMES, canvas, legend_outside, styled
 from adadp_lab.report.tables import paragraph, table
 
 #: Seconds an iteration, as printed.
@@ -110,24 +110,27 @@ def _findings(dataset: str, own: dict[str, Record]) -> list[Finding]:
 
 @styled
 def _figure(records: Sequence[Record]) -> Figure:
-    figure, axes = canvas(1, 2, width=10.4, height=3.6, sharex=True)
+    """Points, not bars: on a scale of ratios a bar's length says nothing."""
+    figure, axes = canvas(1, 2, width=8.6, height=3.8, sharex=True, sharey=True)
     machines = list(dict.fromkeys(record["device"] for record in records))
-    order = [who for who in LABELS if who != "sgd"][::-1]
+    order = [who for who in LABELS if who not in ("sgd", "dpsgd")][::-1]
     for axis, (dataset, printed) in zip(axes, PRINTED.items(), strict=True):
         own = {r["device"]: r for r in records if r["settings"]["dataset"] == dataset}
-        height = 0.8 / len(machines)
-        for index, machine in enumerate(machines):
-            places = [rank + 0.4 - height * (index + 0.5) for rank in range(len(order))]
-            axis.barh(places, [_ratio(own[machine], who) for who in order], height=0.92 * height, label=machine,
-                      color=[COLOURS[who.partition("/")[0]] for who in order], alpha=1 - 0.45 * index)  # fmt: skip
-        for rank, who in enumerate(order):
-            value = printed[who.partition("/")[0]] / printed["dpsgd"]
-            axis.plot([value, value], [rank - 0.42, rank + 0.42], color="black", linewidth=1.6,
-                      label="paper" if rank == 0 else None)  # fmt: skip
+        axis.axvline(1, color=COLOURS["dpsgd"], linewidth=1.2, linestyle="--", label="DPSGD")
+        for place, (machine, mark) in enumerate(zip(machines, "osD^", strict=False)):
+            heights = [rank + 0.12 - 0.24 * place for rank in range(len(order))]
+            axis.plot([_ratio(own[machine], who) for who in order], heights, mark, color=COLOURS["adadp"],
+                      markerfacecolor="white" if place else COLOURS["adadp"], markeredgewidth=1.4, markersize=6.5,
+                      label=f"here: {_shown(machine)}")  # fmt: skip
+        values = [printed[who.partition("/")[0]] / printed["dpsgd"] for who in order]
+        axis.plot(values, range(len(order)), "|", color="black", markersize=13, markeredgewidth=2, label="the paper")
         axis.set_yticks(range(len(order)), [LABELS[who] for who in order])
-        axis.set(xscale="log", xlabel="time of a step over DPSGD's", title=NAME[dataset])
+        axis.set(xscale="log", xlabel="time of a step over DPSGD's", title=NAME[dataset], ylim=(-0.6, len(order) - 0.4))
         axis.set_xticks((1, 2, 5, 10, 20, 50), ["1", "2", "5", "10", "20", "50"])
         axis.minorticks_off()
-        axis.grid(visible=False, axis="y")
-    axes[0].legend(loc="lower right")
+    legend_outside(figure, axes[0], columns=4)
     return figure
+
+
+def _shown(machine: str) -> str:
+    return "CPU" if machine == "cpu" else machine

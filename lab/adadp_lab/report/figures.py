@@ -1,10 +1,11 @@
-"""How figures look: one colour for an algorithm wherever it stands, one line style for a reading.
+"""How figures look: one colour and mark for an algorithm wherever it stands, one line style for a reading.
 
 Figures are drawn on objects of their own (no pyplot, no global state), so that drawing one twice gives the same file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ COLOURS = {
     "adal": "#56B4E9",
     "sgd": "#555555",
 }
+#: For those who see no colours: SGD without privacy is a plain line.
+MARKS = {"adadp": "o", "dpsgd": "s", "agd": "^", "dpopt": "D", "adan": "v", "adal": "P", "sgd": ""}
 #: Published readings are broken lines; what has a guarantee is drawn through.
 STYLES = {"sound": "-", "": "-", "lot": "--", "example": ":", "published": "--", "as printed": "--"}
 NAMES = {
@@ -61,6 +64,27 @@ def canvas(
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, [axis for row in axes for axis in row]
+
+
+def legend_below(axis: Axes, *, columns: int = 2, beside: Sequence[Axes] = (), offset: float = 0.14) -> None:
+    """The legend of an axis, and of those `beside` it, under it, where it covers nothing.
+
+    `offset` is what the axis's own labels need, over its height.
+    """
+    axis.legend(*_labelled([*beside, axis]), loc="upper center", bbox_to_anchor=(0.5, -offset), ncols=columns)
+
+
+def legend_outside(figure: Figure, *axes: Axes, columns: int = 3) -> None:
+    """One legend for all of `axes`, under the figure; what several of them show stands in it once."""
+    figure.legend(*_labelled(axes), loc="outside lower center", ncols=columns)
+
+
+def _labelled(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
