@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from adadp.preprocessing.persistence import save as save
     from adadp.preprocessing.release import Charges as Charges
     from adadp.preprocessing.scaler import DPStandardScaler as DPStandardScaler
+    from adadp.preprocessing.shaped_features import PublicDirections as PublicDirections
+    from adadp.preprocessing.shaped_features import ShapedFeatures as ShapedFeatures
     from adadp.preprocessing.table_preprocessor import TEXT_LENGTH as TEXT_LENGTH
     from adadp.preprocessing.table_preprocessor import TablePreprocessor as TablePreprocessor
     from adadp.preprocessing.table_preprocessor import kind_of as kind_of
@@ -33,6 +35,8 @@ _HOME_OF = {
     "DeclaredOneHot": "encoding",
     "FreeText": "free_text",
     "HashedOneHot": "encoding",
+    "PublicDirections": "shaped_features",
+    "ShapedFeatures": "shaped_features",
     "TEXT_LENGTH": "table_preprocessor",
     "TablePreprocessor": "table_preprocessor",
     "kind_of": "table_preprocessor",

@@ -18,9 +18,11 @@ from adadp.preprocessing.encoding import DeclaredOneHot, HashedOneHot
 from adadp.preprocessing.free_text import FreeText
 from adadp.preprocessing.pca import DPPCA
 from adadp.preprocessing.scaler import DPStandardScaler
+from adadp.preprocessing.shaped_features import ShapedFeatures
 from adadp.preprocessing.table_preprocessor import TablePreprocessor
 
-_CLASSES = {c.__name__: c for c in (DPPCA, DPStandardScaler, HashedOneHot, DeclaredOneHot, FreeText, TablePreprocessor)}
+_KNOWN = (DPPCA, DPStandardScaler, HashedOneHot, DeclaredOneHot, FreeText, ShapedFeatures, TablePreprocessor)
+_CLASSES = {known.__name__: known for known in _KNOWN}
 _FORMAT = "adadp-preprocessing-1"
 
 
