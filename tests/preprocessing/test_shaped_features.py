@@ -132,6 +132,13 @@ def test_with_little_noise_the_mean_is_off_and_coordinates_are_those_of_the_data
     assert (np.diff(np.diag(second)) <= 0.02 * second.max()).all()
 
 
+@pytest.mark.parametrize("settings", [{}, {"mean_noise_multiplier": 1.0}, {"moments_noise_multiplier": 1.0}])
+def test_rows_are_about_of_norm_one_whatever_their_number(settings: dict[str, float]) -> None:
+    for rows in (ROWS, ROWS[:50]):
+        made = ShapedFeatures(**settings).fit(rows, public=PUBLIC).transform(ROWS)
+        assert 0.5 < np.linalg.norm(made, axis=1).mean() < 2
+
+
 def test_a_row_is_mapped_by_itself_whatever_its_length() -> None:
     estimator = fitted()
     assert np.allclose(estimator.transform(ROWS[5:6] * 1000), estimator.transform(ROWS)[5:6], atol=1e-5)

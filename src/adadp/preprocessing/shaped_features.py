@@ -220,7 +220,8 @@ class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         peak = turn[np.abs(turn).argmax(axis=0), np.arange(size)]
         turn = turn * np.where(peak < 0, -1.0, 1.0)
         # Noise alone has eigenvalues up to about sigma sqrt(2 size): what is below says nothing.
-        self.values_ = np.maximum(values, self.moments_noise_multiplier * math.sqrt(2 * size))
+        values = np.maximum(values, self.moments_noise_multiplier * math.sqrt(2 * size))
+        self.values_ = values / values.sum()
         self.vectors_ = (self.vectors_ @ turn).astype(np.float32)
         self.offset_ = self.offset_ @ turn
         self.events_ += (event,)
