@@ -74,10 +74,13 @@ class Meetings:
         operation.others = [other for other in others if not self._capture.constant(other)]
         if not operation.others and name not in EXPANDING:
             return self._unless_written(operation, others, versions)
-        if operation.count == 1:  # one example: its copy of a value is the value
-            return operation.with_copies(lambda one: self.expand(one, fresh=True)[0])
+        rule = RULES.get(name, UNKNOWN)
+        if operation.count == 1:  # all that it is given is the one example's, and its copy of a value is the value
+            try:
+                return rule.alone(operation, self)
+            except NoRule:
+                return operation.with_copies(lambda one: self.expand(one, fresh=True)[0])
         try:
-            rule = RULES.get(name, UNKNOWN)
             reading = self._read(operation.label(), rule.readings(operation))
             if reading == FREE:
                 if any(other.requires_grad for other in operation.others):

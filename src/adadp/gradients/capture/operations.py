@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from adadp.gradients.capture.readings import FREE, Reading, of_rows, of_sizes
+from adadp.gradients.capture.readings import FREE, ONE_ROW, Reading, of_rows, of_sizes
 from adadp.gradients.capture.shared import Shared, with_values
 from adadp.gradients.layers.layer import Layer
 
@@ -74,6 +74,15 @@ class Rule(ABC):
     def meet(self, operation: Operation, reading: Reading, meeting: Meeting) -> Any:
         """The operation's result, for another reading than FREE."""
 
+    def alone(self, operation: Operation, meeting: Meeting) -> Any:
+        """The operation's result for one example, by the same arithmetic as for several; raises NoRule without it.
+
+        Under autocast an operation on the shared value itself may be rounded to bfloat16 where one on copies is not.
+        Whether an example is alone in a piece of a lot, which another one decides, would then change what it adds by up
+        to 2^-9 of the bound.
+        """
+        raise NoRule
+
 
 RULES: dict[str, Rule] = {}
 #: Operations that may bring the examples in although only shared values take part.
@@ -119,6 +128,11 @@ class Broadcast(Rule):
         if len(lengths) > 1 or (self._least and top <= self._least):
             raise NoRule
         return of_rows(next(iter(lengths), None), operation.count) if lengths != {1} else [FREE]
+
+    def alone(self, operation: Operation, meeting: Meeting) -> Any:
+        if not _dimensions(operation):
+            raise NoRule
+        return self.meet(operation, ONE_ROW, meeting)
 
     def meet(self, operation: Operation, reading: Reading, meeting: Meeting) -> Any:
         top, each, name = _dimensions(operation), reading[1], operation.name

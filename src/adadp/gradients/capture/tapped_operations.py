@@ -38,6 +38,12 @@ class _Formed(Rule, Layer):
             raise NoRule
         return of_rows(inputs.shape[0], operation.count)
 
+    def alone(self, operation: Operation, meeting: Meeting) -> Any:
+        reading = self.readings(operation)[0]
+        if reading == FREE:
+            raise NoRule
+        return self.meet(operation, reading, meeting)
+
     @abstractmethod
     def inputs(self, operation: Operation) -> Any:
         """The argument that holds the examples."""
@@ -98,6 +104,11 @@ class _Matmul(_Linear):
         if self._vector(operation) is None and self._broadcasts(operation):
             return _MATRICES.readings(operation)
         return super().readings(operation)
+
+    def alone(self, operation: Operation, meeting: Meeting) -> Any:
+        if self._vector(operation) is None and self._broadcasts(operation):
+            return _MATRICES.alone(operation, meeting)
+        return super().alone(operation, meeting)
 
     def _vector(self, operation: Operation) -> Shared | None:
         """The second factor, if it is a shared vector: x @ v."""
@@ -284,6 +295,9 @@ register(_Norm(), *_NORMS)
 
 class _Prelu(Rule):
     """prelu: a slope for negative values, one or one a channel."""
+
+    def alone(self, operation: Operation, meeting: Meeting) -> Any:
+        return self.meet(operation, self.readings(operation)[0], meeting)
 
     def readings(self, operation: Operation) -> Sequence[Reading]:
         inputs = operation.argument(0, "input")
