@@ -199,6 +199,17 @@ def test_nothing_private_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "'loss'" not in capsys.readouterr().out
 
 
+def test_how_many_rows_persons_have_is_not_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer logs examples a second: times the seconds, that is the number of rows."""
+    untried(monkeypatch)
+    persons = [min(row, 11) for row in range(COUNT)]  # the last has many
+    found = trainer(tmp_path, unit=persons, settings={"max_steps": -1, "num_train_epochs": 1})
+    assert found.num_examples(found.get_train_dataloader()) == 12
+    found.train()
+    last = found.state.log_history[-1]
+    assert last["train_samples_per_second"] / last["train_steps_per_second"] == pytest.approx(12, rel=0.1)
+
+
 def test_a_loss_that_is_paid_for_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one coordinate of each step's release: with so little noise it is the mean of the lot's own losses."""
     untried(monkeypatch)

@@ -178,10 +178,13 @@ class PrivateTraining:
         return LotNumbers(self.privacy.lots(self._ordinary_loader(), self._units))
 
     def num_examples(self, dataloader: Any) -> int:
-        """As the trainer's."""
+        """As the trainer's; of training data for persons how many they are. The trainer logs it, and speeds made of it.
+
+        How many rows persons have together is not public.
+        """
         above: Any = super()
         if isinstance(dataloader, LotNumbers):
-            return len(self._self.train_dataset)
+            return len(self._self.train_dataset) if self._units is None else self._units.declared
         return int(above.num_examples(dataloader))
 
     def _ordinary_loader(self) -> DataLoader[Any]:
