@@ -29,8 +29,8 @@ from adadp.preprocessing.release import require_columns
 
 Floats = npt.NDArray[np.float32]
 
-_PACKAGE = "wordllama"
-_VECTORS, _TOKENIZER = "weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json"
+PACKAGE = "wordllama"
+VECTORS, TOKENIZER = "weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json"
 _WORD = re.compile(r"\w+")
 _PIECES = 12  # of a made text
 _LONGEST = 20_000  # characters of a text that are read: public, and more than most documents have
@@ -100,7 +100,7 @@ class FreeText(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if known.digest != self.digest_:
             raise ConfigurationError(
                 "the word vectors that are installed are others than the run was trained with: install the version of "
-                f"{_PACKAGE} that was used"
+                f"{PACKAGE} that was used"
             )
         return _unit(known.averages(texts))
 
@@ -135,7 +135,7 @@ class WordVectors:
 
 def words_are_there() -> bool:
     """Whether public word vectors and their tokenizer are installed."""
-    return all(importlib.util.find_spec(name) is not None for name in (_PACKAGE, "tokenizers"))
+    return all(importlib.util.find_spec(name) is not None for name in (PACKAGE, "tokenizers"))
 
 
 @functools.lru_cache(maxsize=1)
@@ -143,16 +143,16 @@ def word_vectors() -> WordVectors:
     """Return the installed public word vectors. The files of the package are read; none of its code is run."""
     tokenizers = require("tokenizers", "text", "reading free text with word vectors")
     safetensors = require("safetensors.numpy", None, "reading word vectors")
-    spec = importlib.util.find_spec(_PACKAGE)
+    spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        require(_PACKAGE, "text", "reading free text with word vectors")
-        raise ConfigurationError(f"{_PACKAGE} is installed in a way that its files cannot be found")
+        require(PACKAGE, "text", "reading free text with word vectors")
+        raise ConfigurationError(f"{PACKAGE} is installed in a way that its files cannot be found")
     folder = Path(spec.submodule_search_locations[0])
     try:
-        raw = (folder / _VECTORS).read_bytes()
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / _TOKENIZER))
+        raw = (folder / VECTORS).read_bytes()
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
     except Exception as error:
-        raise ConfigurationError(f"the word vectors of {_PACKAGE} cannot be read from {folder}: {error}") from error
+        raise ConfigurationError(f"the word vectors of {PACKAGE} cannot be read from {folder}: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     (table,) = safetensors.load(raw).values()

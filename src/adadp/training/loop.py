@@ -211,7 +211,9 @@ class _Execution:
                 self.folder / "ledger.jsonl", dataset=plan.dataset_name, unit=plan.unit, delta=plan.delta
             )
             if not resumed:
-                plan.account.note_uncharged(f"{plan.algorithm}, {self.folder}")
+                plan.account.note_uncharged(
+                    f"{plan.algorithm}, {self.folder.name}"
+                )  # guarantees that are published name it
                 if plan.noise_multiplier is not None and plan.algorithm.sound:
                     self.ledger.settle_order(PoissonGaussian(plan.noise_multiplier, plan.rate))
                 if self.settings.checkpoint_every and plan.algorithm.private and not plan.algorithm.looks:
