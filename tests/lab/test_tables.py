@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from adadp_lab.experiments import table_peers, tables
+from adadp_lab.experiments import table_class_weights, table_peers, tables
 from adadp_lab.experiments.package_texts import packages
 
 RESULTS = Path(__file__).parents[2] / "results" / "tables"
@@ -13,6 +13,7 @@ LISTING = """Package: tea
 Section: main/games
 Description: A game of tea
  longer text
+Description-md5: 5d
 Tag: a
 
 Package: nameless
@@ -26,6 +27,10 @@ Description: Library: of tea
 
 def test_package_lists_are_read() -> None:
     assert list(packages(LISTING)) == [("games", "tea: A game of tea"), ("libs", "libtea1: Library: of tea")]
+    assert list(packages(LISTING, "line")) == [("games", "A game of tea"), ("libs", "Library: of tea")]
+    assert list(packages(LISTING, "long", {"5d": "A game of tea\nwith leaves"})) == [
+        ("games", "A game of tea\nwith leaves")
+    ]
 
 
 def test_a_split_is_the_same_for_all_learners(tmp_path: Path) -> None:
@@ -46,6 +51,13 @@ def test_the_committed_page_follows_from_its_records() -> None:
 
 
 def test_texts_reach_their_goals() -> None:
-    means = json.loads((RESULTS / "package-texts.json").read_text())["mean_accuracy"]
+    means = json.loads((RESULTS / "package-texts.json").read_text())["name"]["mean_accuracy"]
     assert means["1.0"] >= 0.82
     assert means["0.3"] >= 0.78
+
+
+def test_the_page_on_class_weights_follows_from_its_records() -> None:
+    records = json.loads((RESULTS / "class-weights.json").read_text())
+    assert table_class_weights.page(records) == (RESULTS / "class-weights.md").read_text()
+    assert {record["table"] for record in records} == set(table_peers.OTHERS)
+    assert not set(table_peers.OTHERS) & set(table_peers.TABLES)

@@ -52,6 +52,30 @@ def test_a_constant_guess_learnt_nothing_and_a_right_one_did(names):
     assert held_out.remark(right, names) is None
 
 
+def test_a_weighted_run_is_judged_by_balanced_accuracy():
+    names, actual = ["no", "yes"], np.array([0] * 900 + [1] * 100)
+    half = np.array([0] * 600 + [1] * 300 + [0] * 30 + [1] * 70)  # balanced accuracy 0.68, accuracy 0.67
+    for guess, learnt in (
+        (half, True),
+        (np.zeros(1000, dtype=np.int64), False),
+        (np.ones(1000, dtype=np.int64), False),
+    ):
+        counts = confusion(guess, actual, 2)
+        assert not of_confusion(counts, names).learnt
+        found = of_confusion(counts, names, balanced=True)
+        assert found.learnt is learnt
+        assert (held_out.remark(found, names, balanced=True) is None) is learnt
+    assert "a constant guess has 50.0%" in held_out.remark(found, names, balanced=True)
+    rng = np.random.default_rng(0)
+    wrong = sum(
+        of_confusion(
+            confusion(rng.integers(0, 2, 1000), actual, 2) + rng.normal(0, 20, (2, 2)), names, 20 * 2**0.5, True
+        ).learnt
+        for _ in range(200)
+    )
+    assert wrong < 20  # of 200 tosses of coins, counted with noise
+
+
 def test_numbers_that_are_no_better_than_the_median_are_said():
     actual = np.random.default_rng(2).normal(size=300)
     assert not of_numbers(np.full(300, np.median(actual)), actual).learnt

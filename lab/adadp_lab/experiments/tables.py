@@ -28,8 +28,10 @@ OURS = "adadp train"
 PEERS = Path(__file__).with_name("table_peers.py")
 
 
-def ours(train: Path, test: Path, declared: dict[str, Any], epsilon: float, seed: int, folder: str) -> dict[str, float]:
-    """Train once with what was declared and no other setting, and return what came out."""
+def ours(
+    train: Path, test: Path, declared: dict[str, Any], epsilon: float, seed: int, folder: str, **settings: Any
+) -> dict[str, float]:
+    """Train once with what was declared and no setting but those that are given, and return what came out."""
     from adadp.training import loop
 
     started = time.perf_counter()
@@ -38,10 +40,11 @@ def ours(train: Path, test: Path, declared: dict[str, Any], epsilon: float, seed
         epsilon=epsilon, delta=DELTA, seed=seed,
         number=[f"{name}={low}..{high}" for name, (low, high) in declared["number"].items()],
         category=[f"{name}={','.join(values)}" for name, values in declared["category"].items()],
-        out=f"{folder}/run", ledger=f"{folder}/ledger.jsonl",
+        out=f"{folder}/run", ledger=f"{folder}/ledger.jsonl", **settings,
     )  # fmt: skip
     seconds = time.perf_counter() - started
-    return {"accuracy": found.metrics.values["accuracy"], "auc": found.metrics.values["auc"], "seconds": seconds}
+    figures = {name: found.metrics.values[name] for name in ("accuracy", "balanced_accuracy", "auc")}
+    return {**figures, "seconds": seconds}
 
 
 def split(table: Path, seed: int, folder: Path) -> tuple[Path, Path]:
@@ -59,9 +62,12 @@ def split(table: Path, seed: int, folder: Path) -> tuple[Path, Path]:
     return made
 
 
-def run(peers: str, seeds: int, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Every table, epsilon and seed: one record for each learner."""
+def run(
+    peers: str, seeds: int, names: Sequence[str] | None = None, kept: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Every table, epsilon and seed: one record for each learner; ours from `kept`, as far as it is there."""
     records = []
+    known = {(one["table"], one["epsilon"], one["seed"]): one for one in kept if one["who"] == OURS}
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         done = subprocess.run([peers, str(PEERS), "export", place], capture_output=True, text=True, check=True)
@@ -74,10 +80,12 @@ def run(peers: str, seeds: int, names: Sequence[str] | None = None) -> list[dict
                     other = subprocess.run(
                         [peers, str(PEERS), "learn", *given], capture_output=True, text=True, check=True
                     )
+                    before = known.get((name, epsilon, seed))
                     with tempfile.TemporaryDirectory() as folder:
-                        mine = ours(train, test, declared, epsilon, 1000 * seed + round(10 * epsilon), folder)
+                        drawn = 1000 * seed + round(10 * epsilon)
+                        mine = before or ours(train, test, declared, epsilon, drawn, folder)
                     for who, values in {OURS: mine, **json.loads(other.stdout.splitlines()[-1])}.items():
-                        rounded = {key: round(value, 4) for key, value in values.items()}
+                        rounded = {key: round(values[key], 4) for key in ("accuracy", "auc", "seconds")}
                         records.append({"table": name, "epsilon": epsilon, "seed": seed, "who": who, **rounded})
                     print(name, epsilon, seed, {r["who"]: r["accuracy"] for r in records[-3:]}, flush=True)
     return records
@@ -119,11 +127,13 @@ def _line(table: str, epsilon: float, records: Sequence[dict[str, Any]], who: Se
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--peers", required=True, help="the Python of an environment with the peers")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tables", nargs="*")
+    parser.add_argument("--keep-ours", action="store_true", help="train the others alone: ours as they were kept")
     parser.add_argument("--out", type=Path, default=Path("results/tables"))
     given = parser.parse_args()
-    records = run(given.peers, given.seeds, given.tables)
+    kept = json.loads((given.out / "tables.json").read_text()) if given.keep_ours else ()
+    records = run(given.peers, given.seeds, given.tables, kept)
     given.out.mkdir(parents=True, exist_ok=True)
     given.out.joinpath("tables.json").write_text(json.dumps(records, indent=0) + "\n")
     given.out.joinpath("tables.md").write_text(page(records))

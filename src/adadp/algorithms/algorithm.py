@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from adadp.accounting.events import Event
-from adadp.algorithms.defaults import DEFAULTS, learning_rate
+from adadp.algorithms.defaults import BOUND, DEFAULTS, WIDE_BOUND, learning_rate
 from adadp.algorithms.schedules import SCHEDULES
 from adadp.clipping import Clipping
 from adadp.distributed.group import Group
@@ -78,6 +78,11 @@ class Algorithm(ABC):
     def __str__(self) -> str:
         return f"{self.name} ({self.reading} reading)" if self.reading else self.name
 
+    def widen(self) -> None:
+        """Take the wide bound on one example's gradient where the default is the small one (`defaults.WIDE_BOUND`)."""
+        if self.settings.get("max_grad_norm") == BOUND:
+            self.settings["max_grad_norm"] = WIDE_BOUND
+
     def settle(self, *, lot: int, steps: int, noise_multiplier: float, weights: int) -> None:
         """Choose the learning rate, unless it was given, from public numbers: see `defaults.learning_rate`."""
         if self.settings["lr"] is None:
@@ -134,11 +139,17 @@ class Algorithm(ABC):
         )
         raise ConfigurationError(f"{why}: train with {self.name} in one process")
 
-    def training_step(self, optimizer: Optimizer, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
-        """The work for each batch of inputs and labels, replayed on a GPU where possible (`adadp.mechanism.replay`)."""
+    def training_step(
+        self, optimizer: Optimizer, model: nn.Module, class_weights: Tensor | None = None
+    ) -> Callable[[Tensor, Tensor], None]:
+        """The work for each batch of inputs and labels, replayed on a GPU where possible (`adadp.mechanism.replay`).
+
+        `class_weights`, [k], multiply the losses of rows of each class: public or released numbers.
+        """
 
         def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-            return loss_of_each(model(inputs), targets)
+            found = loss_of_each(model(inputs), targets)
+            return found if class_weights is None else found * class_weights[targets]
 
         def step(inputs: Tensor, targets: Tensor) -> None:
             optimizer.zero_grad()

@@ -16,7 +16,13 @@ _RULE = {"gamma": 0.1, "epsilon0": 1e-8}
 
 #: A shape from probes: `probes` synthetic inputs through the current weights, every `refresh` steps.
 _SHAPE = {"damping": 0.1, "rank": 32, "probes": 512, "refresh": 50}
-_SOUND = {"schedule": "cosine", "momentum": 0.9, "max_grad_norm": 0.1}
+BOUND, WIDE_BOUND = 0.1, 3.0
+"""The sound forms' bound on one example's gradient, and their bound where classes are weighted.
+
+Nearly every gradient is longer than the small one, so that examples count alike, which would undo weights. The wide one
+leaves many as they are (`results/tables/class-weights.md`)."""
+
+_SOUND = {"schedule": "cosine", "momentum": 0.9, "max_grad_norm": BOUND}
 
 DEFAULTS: MappingProxyType[tuple[str, str], dict[str, Any]] = MappingProxyType(
     {

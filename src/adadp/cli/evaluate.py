@@ -39,7 +39,7 @@ def evaluate(
     finished = runs.read(run)
     name = finished.config["dataset"] if dataset is None else dataset
     held = _held_out(finished, name, label, data_dir, seed, own=dataset is None)
-    metrics = held_out.exact(held, finished.outputs(held))
+    metrics = held_out.exact(held, finished.outputs(held), balanced=finished.config.get("class_weights") is not None)
     if json_output:
         values = {"accuracy": metrics.values.get("accuracy"), "examples": len(held), "dataset": name, "run": str(run)}
         typer.echo(json.dumps({**values, "metrics": metrics.to_dict(), "note": HELD_OUT_NOTE}))

@@ -130,6 +130,12 @@ class RunOptions:
     paid_metrics: Annotated[
         bool | None, option("Release figures on held-out rows with noise, out of the same budget.", "--paid-metrics")
     ] = None
+    class_weights: Annotated[
+        str | None,
+        option(
+            "Weights of classes in the loss, such as no=1,yes=5; or paid: from counts with noise, out of the budget."
+        ),
+    ] = None
     microbatch: Annotated[int | None, option("Most examples in memory at a time. [the lot]")] = None
     evaluations: Annotated[int | None, option("How often accuracy is taken on the way. [10]")] = None
     device: Annotated[str | None, option("cpu, cuda. [auto]", values=completion.DEVICES)] = None

@@ -139,6 +139,8 @@ def _print_result(result: Result) -> None:
         rows.append((f"epsilon of {result.plan.dataset_name!r}", f"{epsilon}: {counted}. This is the one to publish"))
     if result.claimed_epsilon is not None:
         rows.append(("claimed epsilon", f"{round_up(result.claimed_epsilon)} (Theorem 1 on the training steps alone)"))
+    if result.class_weights is not None:
+        rows.append(("class weights", ", ".join(f"{name} {value:.3g}" for name, value in result.class_weights.items())))
     rows += [
         ("delta", round_up(guarantee.delta)),
         ("guarantee", result.sentence()),

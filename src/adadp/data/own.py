@@ -196,8 +196,8 @@ def _refuse_gaps(source: Path, columns: Columns, missing: bool) -> None:
         if column.dtype.kind == "f" and not missing and np.isnan(column).any():
             row = int(np.isnan(column).argmax()) + 1
             raise DataError(
-                f"{source}: column {name!r} holds NaN or a missing number (row {row}). Remove such rows, or allow "
-                "missing numbers"
+                f"{source}: column {name!r} holds NaN or a missing number (row {row}). Remove such rows, or "
+                "allow missing numbers with missing="
             )
         if column.dtype.kind == "f" and np.isinf(column).any():
             raise DataError(f"{source}: column {name!r} holds an infinite number")

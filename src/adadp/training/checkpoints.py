@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -80,6 +80,17 @@ def note_preprocessing(folder: Path, run: str) -> None:
 def preprocessing_run(folder: Path) -> str | None:
     """Which run of the ledger was charged for the preprocessing, as far as it was made."""
     return _read(folder).get("preprocessing")
+
+
+def note_class_counts(folder: Path, run: str, weights: Sequence[float]) -> None:
+    """Write down which run of the ledger was charged for class counts, and the weights that follow from them."""
+    _write(folder, {**_read(folder), "class_counts": {"run": run, "weights": list(weights)}})
+
+
+def class_counts(folder: Path) -> tuple[str, list[float]] | None:
+    """What `note_class_counts` wrote down; None if class counts were not released yet."""
+    kept = _read(folder).get("class_counts")
+    return None if kept is None else (str(kept["run"]), [float(weight) for weight in kept["weights"]])
 
 
 def _write(folder: Path, values: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ SUFFIX = ".adadp-ledger.jsonl"
 FAR_MORE_NOISE = 3.0
 """A run that needs this many times the noise of a first run is refused unless it was asked for."""
 
-_PARTS = {"preprocessing", "metrics"}  # keys in the plans of what a run releases beside its training
+_PARTS = {"preprocessing", "class_weights", "metrics"}  # keys in the plans of what a run releases beside its training
 _NAME = re.compile(r"[^\W_][\w .-]{0,99}")
 
 

@@ -24,18 +24,27 @@ COVERED = (
 )
 
 
-def exact(data: Dataset | Table, outputs: Tensor) -> Metrics:
-    """Metrics of a model's outputs on the rows of `data`, (n, classes) logits or (n, 1) numbers in [-1, 1]."""
+def exact(data: Dataset | Table, outputs: Tensor, *, balanced: bool = False) -> Metrics:
+    """Metrics of a model's outputs on the rows of `data`, (n, classes) logits or (n, 1) numbers in [-1, 1].
+
+    `balanced`: classes were weighted, and whether anything was learnt is judged by balanced accuracy.
+    """
     if isinstance(data, Table) and data.target is not None:
         predicted = data.in_units(outputs.squeeze(1).clamp(-1, 1)).numpy()
         return of_numbers(predicted, data.in_units(data.labels).numpy())
-    return of_classes(torch.softmax(outputs.double(), 1).numpy(), data.labels.numpy(), data.classes)
+    return of_classes(torch.softmax(outputs.double(), 1).numpy(), data.labels.numpy(), data.classes, balanced)
 
 
 def paid(
-    data: Dataset | Table, outputs: Tensor, noise_multiplier: float, *, seed: int | None, ledger: Charges
+    data: Dataset | Table,
+    outputs: Tensor,
+    noise_multiplier: float,
+    *,
+    seed: int | None,
+    ledger: Charges,
+    balanced: bool = False,
 ) -> Metrics:
-    """Metrics from a noised release of counts.
+    """Metrics from a noised release of counts; `balanced` as in `exact`.
 
     Guarantee:
         One `Gaussian(noise_multiplier)` event, charged before the release. Adding or removing a held-out row moves one
@@ -50,7 +59,7 @@ def paid(
     noised, _ = release(
         counts, sensitivity=1.0, noise_multiplier=noise_multiplier, random_state=seed, purpose="held-out", ledger=ledger
     )
-    return of_confusion(noised, data.classes, noise_multiplier * math.sqrt(len(data.classes)))
+    return of_confusion(noised, data.classes, noise_multiplier * math.sqrt(len(data.classes)), balanced)
 
 
 def _paid_numbers(data: Table, outputs: Tensor, sigma: float, seed: int | None, ledger: Charges) -> Metrics:
@@ -75,11 +84,14 @@ def planned(noise_multiplier: float | None) -> tuple[Gaussian, ...]:
     return () if noise_multiplier is None else (Gaussian(noise_multiplier),)
 
 
-def remark(metrics: Metrics, classes: Sequence[str]) -> str | None:
+def remark(metrics: Metrics, classes: Sequence[str], *, balanced: bool = False) -> str | None:
     """What to say of a run that is no better than a constant guess; None for others."""
     if metrics.learnt:
         return None
-    if classes:
+    if classes and balanced:
+        accuracy, guess = metrics.values["balanced_accuracy"], 1 / len(classes)
+        said = f"balanced accuracy {accuracy:.1%}, and a constant guess has {guess:.1%}"
+    elif classes:
         accuracy = metrics.values["accuracy"]
         said = f"accuracy {accuracy:.1%}, and always naming the most frequent class is right in {metrics.baseline:.1%}"
     else:
@@ -87,6 +99,7 @@ def remark(metrics: Metrics, classes: Sequence[str]) -> str | None:
     return (
         f"this run learnt nothing that a constant guess does not know ({said}). Look at the kinds of the columns (is "
         "one free text, or an id?), at the budget (epsilon, number of rows), and at the learning rate"
+        + ("; if a class is rare, see --class-weights" if classes and not balanced else "")
     )
 
 

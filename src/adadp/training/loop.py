@@ -31,7 +31,7 @@ from adadp.extras import require
 from adadp.mechanism.optimizer import BudgetWarning
 from adadp.sampling.loader import PrivateLoader
 from adadp.shapes import InputMaker
-from adadp.training import checkpoints, held_out
+from adadp.training import checkpoints, class_weights, held_out
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
 from adadp.training.dataset_ledger import guarantee_of, on_record, runs_in
@@ -75,6 +75,7 @@ class Result:
     run_guarantee: Guarantee
     ledger: Path
     runs: int
+    class_weights: dict[str, float] | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -84,7 +85,8 @@ class Result:
     @property
     def remark(self) -> str | None:
         """What to say of a run that learnt nothing; None for others."""
-        return held_out.remark(self.metrics, self.plan.train.classes)
+        balanced = self.class_weights is not None
+        return held_out.remark(self.metrics, self.plan.train.classes, balanced=balanced)
 
     def sentence(self) -> str:
         """The guarantee in one sentence."""
@@ -118,6 +120,7 @@ class Result:
             "dataset": plan.train.name,
             "model": plan.model_name,
             "examples": plan.population,
+            "class_weights": self.class_weights,
             "unit": self.guarantee.unit,
             "lot": plan.lot,
             "noise_multiplier": plan.noise_multiplier,
@@ -216,7 +219,7 @@ class _Execution:
                 )  # guarantees that are published name it
                 if plan.noise_multiplier is not None and plan.algorithm.sound:
                     self.ledger.settle_order(PoissonGaussian(plan.noise_multiplier, plan.rate))
-                if self.settings.checkpoint_every and plan.algorithm.private and not plan.algorithm.looks:
+                if self._resumable:
                     checkpoints.note_start(self.folder, plan)
             return self._run()
 
@@ -229,6 +232,7 @@ class _Execution:
         probes = prepared.probes_for(plan.train, estimator)
         trained, inputs, tested, probes = self._features(inputs, tested, probes)
         self.test = tested.to(plan.device)
+        self.class_weights = self._class_weights()
         steps = self._train(trained.to(plan.device), inputs.to(plan.device), plan.train.labels.to(plan.device), probes)
         seconds = time.perf_counter() - started
         metrics = self._metrics(trained)
@@ -238,8 +242,9 @@ class _Execution:
         own = guarantee_of(self.ledger, self._ids(), plan.delta, plan.accountant, guarantee)
         place = self.ledger.path or self.folder
         result = Result(
-            plan, metrics, guarantee, claimed, steps, seconds, self.folder, own, place, runs_in(self.ledger)
-        )
+            plan, metrics, guarantee, claimed, steps, seconds, self.folder, own, place, runs_in(self.ledger),
+            None if self.class_weights is None else class_weights.by_name(self.class_weights, plan.train.classes),
+        )  # fmt: skip
         runs.write_result(self.folder, result.to_dict(), guarantee, on_record(self.ledger, self._ids(), own))
         return result
 
@@ -259,11 +264,38 @@ class _Execution:
         self.charged.append(charged.id)
         with charged:
             estimator.fit(prepared.raw(self.plan.train), ledger=charged, persons=self.plan.train.persons)
-        if self.settings.checkpoint_every and self.plan.algorithm.private and not self.plan.algorithm.looks:
+        if self._resumable:
             checkpoints.note_preprocessing(self.folder, charged.id)
             preprocessing.save(fitted, estimator)
         self.assumptions += estimator.assumptions_
         return estimator
+
+    def _class_weights(self) -> Tensor | None:
+        """The weights of classes: declared, or paid for; a run that is resumed keeps those that it paid for."""
+        plan, sigma = self.plan, self.plan.counts_noise
+        if sigma is None:
+            if plan.class_weights is not None:
+                self.assumptions.append("weights of classes were declared without looking at the data")
+            return plan.class_weights
+        kept = checkpoints.class_counts(self.folder) if plan.resumed else None
+        if kept is None:
+            seed = plan.seed_for("class counts")
+            planned = {"class_weights": "noised class counts", "neighbours": "add-or-remove-one", "unit": plan.unit}
+            charged = self.ledger.start(planned, seed=seed, budget=self._budget(), accountant=plan.accountant)
+            with charged:
+                found = class_weights.paid(
+                    plan.train.labels, len(plan.train.classes), sigma,
+                    persons=plan.train.persons, seed=seed, ledger=charged,
+                )  # fmt: skip
+            kept = charged.id, found.tolist()
+            if self._resumable:
+                checkpoints.note_class_counts(self.folder, *kept)
+        self.charged.append(kept[0])
+        return torch.tensor(kept[1], dtype=torch.float32)
+
+    @property
+    def _resumable(self) -> bool:
+        return bool(self.settings.checkpoint_every) and self.plan.algorithm.private and not self.plan.algorithm.looks
 
     def _budget(self) -> Budget | None:
         """What the engine holds everything in the ledger to. An epsilon for the run alone is kept by its plan."""
@@ -316,7 +348,8 @@ class _Execution:
         saved = checkpoints.Checkpoints(
             self.folder, self.settings.checkpoint_every, self.engine, model, schedule, resumable=not algorithm.looks
         )
-        work = algorithm.training_step(optimizer, model)
+        weights = None if self.class_weights is None else self.class_weights.to(plan.device)
+        work = algorithm.training_step(optimizer, model, weights)
         try:
             if self.engine is not None:
                 self.engine.restore(schedule)
@@ -417,15 +450,16 @@ class _Execution:
     def _metrics(self, model: nn.Module) -> Metrics:
         """Figures on the held-out rows: exact, or noised and charged."""
         outputs, sigma = held_out.outputs_of(model, self.test), self.plan.metrics_noise
+        balanced = self.class_weights is not None
         if sigma is None:
-            return held_out.exact(self.plan.test, outputs)
+            return held_out.exact(self.plan.test, outputs, balanced=balanced)
         seed = self.plan.seed_for("metrics")
         with self.ledger.start(
             {"metrics": "held-out counts", "neighbours": "add-or-remove-one"},
             seed=seed, budget=self._budget(), accountant=self.plan.accountant,
         ) as charged:  # fmt: skip
             self.charged.append(charged.id)
-            return held_out.paid(self.plan.test, outputs, sigma, seed=seed, ledger=charged)
+            return held_out.paid(self.plan.test, outputs, sigma, seed=seed, ledger=charged, balanced=balanced)
 
     def _epsilon_so_far(self) -> float | None:
         """An upper bound that costs no time: the Renyi bound, or what all of the plan costs if that is less."""

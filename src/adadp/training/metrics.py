@@ -26,7 +26,8 @@ class Metrics:
             median.
         rows: how many were predicted (a noised count may be a fraction).
         by_class: for each class how many rows, recall, precision and f1; empty where a number is predicted.
-        learnt: whether the predictions are better than the constant guess by more than chance makes them.
+        learnt: whether the predictions are better than the constant guess by more than chance makes them: in accuracy,
+            or, where classes were weighted, in balanced accuracy, of which a constant guess has 1 / the classes.
 
     """
 
@@ -48,13 +49,14 @@ def confusion(predicted: npt.NDArray[np.int64], actual: npt.NDArray[np.int64], c
     return counts.reshape(classes, classes).astype(np.float64)
 
 
-def of_confusion(counts: Floats, names: Sequence[str], slack: float = 0.0) -> Metrics:
+def of_confusion(counts: Floats, names: Sequence[str], slack: float = 0.0, balanced: bool = False) -> Metrics:
     """Return the metrics that follow from counts [actual, predicted]; negative counts (of noise) are taken as 0.
 
     Args:
         counts: exact, or with noise.
         names: of the classes.
         slack: standard deviation that the noise gives the count of right predictions, for `learnt`.
+        balanced: `learnt` is by balanced accuracy.
 
     """
     counts = np.maximum(counts, 0)
@@ -66,6 +68,11 @@ def of_confusion(counts: Floats, names: Sequence[str], slack: float = 0.0) -> Me
     there = actual > 0
     accuracy, baseline = float(right.sum() / rows), float(actual.max() / rows)
     chance = math.sqrt(baseline * (1 - baseline) / rows + (slack / rows) ** 2)
+    learnt = accuracy > baseline + 2 * chance
+    if balanced and there.any():
+        known, guess = np.maximum(actual[there], 1.0), 1 / int(there.sum())
+        spread = recall[there] * (1 - recall[there]) / known + (slack / math.sqrt(len(names)) / known) ** 2
+        learnt = float(recall[there].mean()) > guess + 2 * guess * math.sqrt(float(spread.sum()))
     by_class = {
         name: {
             "rows": float(actual[i]),
@@ -80,12 +87,14 @@ def of_confusion(counts: Floats, names: Sequence[str], slack: float = 0.0) -> Me
         "balanced_accuracy": float(recall[there].mean()) if there.any() else 0.0,
         "f1": float(f1[there].mean()) if there.any() else 0.0,
     }
-    return Metrics(values, baseline, rows, by_class, accuracy > baseline + 2 * chance)
+    return Metrics(values, baseline, rows, by_class, learnt)
 
 
-def of_classes(probabilities: Floats, actual: npt.NDArray[np.int64], names: Sequence[str]) -> Metrics:
+def of_classes(
+    probabilities: Floats, actual: npt.NDArray[np.int64], names: Sequence[str], balanced: bool = False
+) -> Metrics:
     """Metrics of class probabilities [n, classes] against the classes, [n]."""
-    found = of_confusion(confusion(probabilities.argmax(1), actual, len(names)), names)
+    found = of_confusion(confusion(probabilities.argmax(1), actual, len(names)), names, balanced=balanced)
     areas = [area for i in range(len(names)) if (area := auc(probabilities[:, i], actual == i)) is not None]
     if areas:
         found.values["auc"] = float(np.mean(areas[1:] if len(names) == 2 and len(areas) == 2 else areas))

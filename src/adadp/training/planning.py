@@ -29,7 +29,7 @@ from adadp.persons import PERSON
 from adadp.preprocessing.noise_share import noise_multiplier_for_share
 from adadp.randomness import derived
 from adadp.sampling.units import Grouping, Units
-from adadp.training import held_out
+from adadp.training import class_weights, held_out
 from adadp.training import preparation as prepared
 from adadp.training.dataset_ledger import account_for, far_more_noise, little_room, nothing_left, standing
 from adadp.training.settings import Settings, parse_image_size, parse_range
@@ -70,6 +70,11 @@ class Plan:
         pair = read(settings, None if settled is None else settled.split) if outline is None else outline
         self.train, self.test, self.split_seed = pair.train, pair.test, pair.seed
         self.units = units_of(settings, self.train, self.algorithm)
+        self.class_weights = class_weights.declared(settings.class_weights, self.train.classes)
+        if settings.class_weights is not None and "max_grad_norm" not in settings.for_algorithm():
+            self.algorithm.widen()
+        if settings.class_weights is not None and self.algorithm.looks:
+            raise ConfigurationError(f"{self.algorithm} bounds the loss of each row: with class_weights, take adadp")
         examples = self.population
         self.lot = default_lot(examples) if settings.lot is None else settings.lot
         if self.lot > examples:
@@ -165,6 +170,13 @@ class Plan:
         if epsilon is not None and prepared.needs_scales(self.train):
             sigma = noise_multiplier_for_share(epsilon, self.delta, settings.preprocessing_share)
         self.metrics_noise: float | None = None
+        self.counts_noise: float | None = None
+        if settings.class_weights == class_weights.PAID:
+            if epsilon is None:
+                raise ConfigurationError(
+                    f"{self.algorithm} is not private: there is no budget to pay class counts from"
+                )
+            self.counts_noise = noise_multiplier_for_share(epsilon, self.delta, class_weights.SHARE)
         if settings.paid_metrics:
             if epsilon is None:
                 raise ConfigurationError(f"{self.algorithm} is not private: there is no budget to pay metrics from")
@@ -210,8 +222,9 @@ class Plan:
 
     @property
     def events(self) -> tuple[Gaussian, ...]:
-        """What preprocessing and paid metrics release."""
-        return (*prepared.planned_events(self.estimator, self.train), *held_out.planned(self.metrics_noise))
+        """What preprocessing, class counts and paid metrics release."""
+        scales = prepared.planned_events(self.estimator, self.train)
+        return (*scales, *class_weights.planned(self.counts_noise), *held_out.planned(self.metrics_noise))
 
     def _event(self, noise_multiplier: float) -> Event:
         return PoissonGaussian(noise_multiplier, self.rate)

@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from adadp.errors import ConfigurationError
 from adadp.persons import MOST_ROWS
+from adadp.training import class_weights
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Settings:
     data. `drop_other_labels` leaves out rows of other labels, which are refused otherwise. `number`, `category`,
     `text`, `date` and `ignore` declare what columns hold (`adadp.data.columns.declare`); kinds of others are public.
     With `paid_metrics`, figures on held-out rows are released with noise and charged. `task` "regression" predicts a
-    number, whose lowest and highest value `target_range` declares ("0..100").
+    number, whose lowest and highest value `target_range` declares ("0..100"). `class_weights` multiply the losses of
+    classes: declared ("no=1,yes=5"), or "paid": from counts that are released with noise and charged.
 
     `person` names a column that says whose a row is: the guarantee is then for all rows of one person, of which
     `rows_per_person` at most are in a lot, and `lot` counts persons.
@@ -77,6 +79,7 @@ class Settings:
     pca_components: int = 60
     preprocessing_share: float = 0.1
     paid_metrics: bool = False
+    class_weights: str | None = None
     microbatch: int | None = None
     evaluations: int = 10
     device: str = "auto"
@@ -110,6 +113,7 @@ class Settings:
                 "to predict (--task regression --target-range 0..100). Taken from the data they would show who is in it"
             )
         parse_range(self.target_range)
+        class_weights.parse(self.class_weights)
         if self.delta is not None and not 0 < self.delta < 1:
             raise ConfigurationError(f"delta must be above 0 and below 1, not {self.delta!r}")
 
