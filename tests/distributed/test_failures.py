@@ -7,6 +7,7 @@ import random
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -111,6 +112,11 @@ def refusals(rank: int, size: int, damaged: str) -> dict[str, str]:
         _, model, _, loader = make(mlp())
         DistributedDataParallel(nn.Sequential(model, nn.Linear(2, 2)))(next(iter(loader))[0])
 
+    def made_before_the_group() -> None:
+        with mock.patch.object(dist, "is_initialized", return_value=False):
+            _, model, _, loader = make(mlp())
+        DistributedDataParallel(model)(next(iter(loader))[0])
+
     cases: dict[str, Any] = {
         "noise": lambda: make(mlp(), noise_multiplier=1.0 + rank),
         "lot": lambda: make(mlp(), DataLoader(data(), batch_size=24 + rank)),
@@ -128,6 +134,7 @@ def refusals(rank: int, size: int, damaged: str) -> dict[str, str]:
         "augmentations": lambda: make(mlp(), augmentations=2 + rank),
         "line search": line_search,
         "wrapped with more": wrapped_with_more,
+        "made before the group": made_before_the_group,
         "number": lambda: make_second(mlp(), rank),
         "sampler": lambda: make(mlp(), DataLoader(data(), batch_size=24, sampler=DistributedSampler(data()))),
         "tensor parallel": lambda: make(sharded()),
@@ -164,6 +171,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         "rows of each": "unit or augmentations",
         "augmentations": "unit or augmentations",
         "wrapped with more": "around the whole of it",
+        "made before the group": "init_process_group() before make_private",
         "line search": "train with agd in one process",
         "number": "the run",
         "sampler": "would count twice",

@@ -79,7 +79,9 @@ class LoopRules:
         trial: Trial,
         run: Run,
         ledger: Ledger,
+        processes: int,
     ) -> None:
+        self._processes = processes
         self._optimizer, self._passes, self._capture = optimizer, passes, passes.capture
         self._lots, self._trial, self._run, self._ledger = lots, trial, run, ledger
         self._parameters: Mapping[str, nn.Parameter] = dict(module.named_parameters())
@@ -97,7 +99,7 @@ class LoopRules:
 
     def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> None:
         """Before an outermost module runs: it must be given the batch that is out, and is tried if that is due."""
-        switch_off_caller(self._capture.module)
+        switch_off_caller(self._capture.module, self._processes)
         part = self._lots.current
         if part is None:
             return

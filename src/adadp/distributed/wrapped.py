@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -57,11 +58,16 @@ def switch_on(module: nn.Module) -> None:
     _switch(module, True)
 
 
-def switch_off_caller(module: nn.Module) -> None:
+def switch_off_caller(module: nn.Module, processes: int) -> None:
     """Switch off the DistributedDataParallel whose forward calls `module`, if it was put around a private one.
 
+    Args:
+        module: the private one.
+        processes: how many train it, as its engine knows.
+
     Raises:
-        ConfigurationError: there is more in it than `module`, which nobody would reduce the gradients of.
+        ConfigurationError: there is more in it than `module`, which nobody would reduce the gradients of; or it is for
+            other processes than those whose sums the engine adds up.
 
     """
     caller = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
@@ -72,6 +78,12 @@ def switch_off_caller(module: nn.Module) -> None:
             "DistributedDataParallel is around a private model and something else, or around a part of one: the engine "
             "would add up the gradients of the private model alone. Make one model of all that is trained, and put "
             "DistributedDataParallel around the whole of it."
+        )
+    if dist.get_world_size(caller.process_group) != processes:
+        raise ConfigurationError(
+            f"DistributedDataParallel is for {dist.get_world_size(caller.process_group)} processes, and the model was "
+            f"made private for {processes}: each would draw lots from all of the data, train a model of its own and "
+            "spend by itself. Call torch.distributed.init_process_group() before make_private."
         )
     check_wrapper(caller)
     switch_off(caller)

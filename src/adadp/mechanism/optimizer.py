@@ -92,7 +92,10 @@ class PrivateOptimizer(Optimizer):
         self.began: Any = None  # how the run began (`adadp.mechanism.resuming.Continuation`)
         for parameter in self._parameters.values():
             parameter.grad = None  # whatever stood here before was not made private
-        self._rules = LoopRules(module, optimizer, step, lots=loader.lots, trial=trial, run=run, ledger=ledger)
+        self._rules = LoopRules(
+            module, optimizer, step, lots=loader.lots, trial=trial, run=run, ledger=ledger,
+            processes=step.agreement.group.size,
+        )  # fmt: skip
         step.capture.on_first_call, step.capture.after_call = self._rules.before_call, self._rules.after_call
         # Not calling Optimizer.__init__: all of its state is the wrapped optimizer's.
         self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
