@@ -48,6 +48,10 @@ def bench(
     scaling: Annotated[
         bool, typer.Option("--scaling", help="Instead: how cost grows with lot, depth, width and length.")
     ] = False,
+    busy: Annotated[
+        bool,
+        typer.Option("--busy", help="--scaling on a CPU that others use: one thread, and the processor's own time."),
+    ] = False,
     draw: Annotated[
         bool, typer.Option("--draw", help="Measure nothing: make tables.md and figures of what is in --out.")
     ] = False,
@@ -65,7 +69,7 @@ def bench(
         _refuse("--draw measures nothing", {
             "--models": models, "--against": against, "--clipping": clipping, "--rounds": rounds, "--probes": probes,
             "--goals": goals, "--scaling": scaling, "--json": json_output, "--threads": threads,
-            "--fastdp": fastdp, "--add": add,
+            "--fastdp": fastdp, "--add": add, "--busy": busy,
         })  # fmt: skip
         return _draw(out or FOLDER)
     if scaling:
@@ -73,7 +77,10 @@ def bench(
             "--models": models, "--against": against, "--clipping": clipping, "--rounds": rounds, "--probes": probes,
             "--goals": goals, "--fastdp": fastdp, "--add": add,
         })  # fmt: skip
-        return _scale(device, threads, seed, out, json_output)
+        if busy:
+            _refuse("--busy takes one thread", {"--threads": threads})
+        return _scale(device, threads, seed, busy, out, json_output)
+    _refuse("times of single models are the wall's", {"--busy": busy})
     if add and out is None:
         raise ConfigurationError("--add needs a file to add to: give --out")
     from adadp_lab.bench import compare
@@ -121,7 +128,7 @@ def _check_writable(path: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _scale(device: str, threads: int | None, seed: int, out: Path | None, json_output: bool) -> None:
+def _scale(device: str, threads: int | None, seed: int, busy: bool, out: Path | None, json_output: bool) -> None:
     from adadp_lab.bench import scale
     from adadp_lab.bench.plots import draw_scaling
 
@@ -131,7 +138,12 @@ def _scale(device: str, threads: int | None, seed: int, out: Path | None, json_o
         return out or FOLDER / f"scaling-{found['device']}.json"
 
     found = scale(
-        device=device, threads=threads, seed=seed, say=_say, keep=lambda found: write_json(path_of(found), found)
+        device=device,
+        threads=threads,
+        seed=seed,
+        busy=busy,
+        say=_say,
+        keep=lambda found: write_json(path_of(found), found),
     )
     path = path_of(found)
     drawn = draw_scaling(found, path.parent, path.stem)

@@ -260,7 +260,8 @@ def _scaling(kind: str, values: Mapping[str, Any]) -> list[str]:
     if (load := values.get("load_before")) and load >= OTHERS:
         parts.append(paragraph(
             f"Others used the machine: {load:g} processes wanted one of its processors, on average, in the minute",
-            "before. Times are longer for it, and smooth curves are not to be expected.",
+            "before. Times are what the processor spent on these steps, with one thread."
+            if values.get("clock") == "processor" else "Times are longer for it.",
         ))  # fmt: skip
     series, replayed = series_in(values), values.get("replayed", [])
     if replayed:

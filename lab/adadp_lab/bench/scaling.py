@@ -77,21 +77,27 @@ def scale(
     threads: int | None = None,
     seed: int = 0,
     sweeps: Sequence[Sweep] | None = None,
+    busy: bool = False,
     say: Callable[[str], None] = lambda line: None,
     keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Time and peak memory of every point, slopes fitted to them, and Local's memory beyond SGD's over lots.
 
     `keep` is given what there is after each sweep: the next one may be the one that time does not suffice for.
+    `busy` is for a CPU that others use too: steps take one thread, and time is what the processor spends on them.
     """
     chosen = machine.device_for(device)
+    if busy and chosen.type != "cpu":
+        raise ConfigurationError(f"only a processor's own time can be told from the wall's, not that of {chosen.type}")
+    threads, now = (1, time.process_time) if busy else (threads, time.perf_counter)
     found: list[dict[str, Any]] = []
     load = machine.load()
 
     def so_far() -> dict[str, Any]:
         beyond = [beyond_sgd(sweep) for sweep in found if sweep["size"] == "lot"]
         return {
-            "device": chosen.type, "time": "fastest", "sweeps": found, "local_memory": beyond,
+            "device": chosen.type, "time": "fastest", "clock": "processor" if busy else "wall",
+            "sweeps": found, "local_memory": beyond,
             "replayed": [name for name in SERIES[chosen.type] if _replayed(name, chosen.type)],
             "versions": machine.versions(chosen), "load_before": load,
         }  # fmt: skip
@@ -100,7 +106,7 @@ def scale(
         with machine.settings(chosen, threads):
             for sweep in SWEEPS[chosen.type] if sweeps is None else sweeps:
                 say(f"{sweep.model} on {chosen.type}: {sweep.size} {sweep.values[0]} to {sweep.values[-1]}")
-                found.append(_swept(sweep, chosen, seed))
+                found.append(_swept(sweep, chosen, seed, now))
                 keep(so_far())
             return so_far()
     finally:
@@ -118,15 +124,15 @@ def _turns(kind: str) -> list[list[str]]:
     return [[series for series in SERIES[kind] if series not in recorded], *([series] for series in recorded)]
 
 
-def _swept(sweep: Sweep, device: torch.device, seed: int) -> dict[str, Any]:
+def _swept(sweep: Sweep, device: torch.device, seed: int, now: Callable[[], float]) -> dict[str, Any]:
     if sweep.size == "lot" and "lot" in sweep.others:
         raise ConfigurationError("the lot goes through the sweep's values: it is not one of the other sizes")
     kind = device.type
     points: list[dict[str, Any]] = []
     ended: dict[str, str] = {}  # series that have come to an end, and why
-    begun = time.perf_counter()
+    begun = now()
     for value in sweep.values:
-        if time.perf_counter() - begun > SWEEP[kind]:
+        if now() - begun > SWEEP[kind]:
             ended = dict.fromkeys(SERIES[kind], f"the sweep's {SWEEP[kind]:g} s were spent") | ended
         for turn in _turns(kind):
             made: dict[str, Contender] = {}
@@ -140,7 +146,7 @@ def _swept(sweep: Sweep, device: torch.device, seed: int) -> dict[str, Any]:
                 # A shape is learnt in the first step, two ordinary ones follow, then one is recorded and replayed.
                 warm = WARM_UP + 3 if _replayed(series, kind) else 1
                 made[series].make(sweep.model, {**sweep.others, sweep.size: value}, seed, device, warm=warm)
-            points += _measured(made, value, device, ended)
+            points += _measured(made, value, device, ended, now)
             if made:
                 del made
                 release()
@@ -169,15 +175,17 @@ def _too_large(series: str, points: list[dict[str, Any]], value: int, device: to
 
 
 def _measured(
-    made: dict[str, Contender], value: int, device: torch.device, ended: dict[str, str]
+    made: dict[str, Contender], value: int, device: torch.device, ended: dict[str, str], now: Callable[[], float]
 ) -> list[dict[str, Any]]:
     if not made:
         return []
     kind = device.type
-    first = {c: times[0] for c, times in milliseconds({c: c.run for c in made.values()}, 1, kind, warm=0).items()}
+    first = {
+        c: times[0] for c, times in milliseconds({c: c.run for c in made.values()}, 1, kind, warm=0, now=now).items()
+    }
     quick = {c: c.run for c in made.values() if c.error is None}
     rounds = round(POINT[kind] * 1e3 / max(1e-3, sum(first[c] for c in quick))) if quick else 0
-    times = milliseconds(quick, min(20, max(2, rounds)), kind, warm=0)
+    times = milliseconds(quick, min(20, max(2, rounds)), kind, warm=0, now=now)
     release()
     found = []
     for series, contender in made.items():

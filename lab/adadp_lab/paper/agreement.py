@@ -55,7 +55,9 @@ def compare(quick: Sequence[Record], full: Sequence[Record]) -> list[Compared]:
             made += _accuracies(record, same)
         elif same and record["work"] == "account":
             made += _costs(record, same[0])
-        elif record["work"] not in ("train", "account", "measure"):
+        elif same and record["work"] == "cost":
+            made += _ways(record, same[0])
+        elif record["work"] not in ("train", "account", "cost", "measure"):
             made += [line for other in full if other["key"] == record["key"] for line in _equal(record, other)]
     return made
 
@@ -65,7 +67,7 @@ def _same(one: Record, other: Record) -> bool:
 
 
 def _said(work: str, settings: Mapping[str, Any]) -> str:
-    apart = (*_APART, "steps", "pld") if work == "account" else _APART
+    apart = (*_APART, "steps", "pld") if work in ("account", "cost") else _APART
     return json.dumps({key: value for key, value in settings.items() if key not in apart}, sort_keys=True)
 
 
@@ -122,3 +124,20 @@ def _costs(record: Record, full: Record) -> list[Compared]:
     costs = dict(zip(full["claimed"]["steps"], full["claimed"]["epsilon"], strict=True))
     pairs = zip(record["claimed"]["steps"], record["claimed"]["epsilon"], strict=True)
     return [Compared("Theorem 1", step, value, costs[step], 1e-6) for step, value in pairs if step in costs]
+
+
+def _ways(record: Record, full: Record) -> list[Compared]:
+    """epsilon by each way of accounting, at the steps that both have, and by each misprint."""
+    steps, made = full["settings"]["steps"], []
+    for name, costs in record["ways"].items():
+        for step, (epsilon, _) in zip(record["settings"]["steps"], costs, strict=True):
+            if step in steps:
+                made.append((f"epsilon, {name}", step, epsilon, full["ways"][name][steps.index(step)][0]))
+    at = record["settings"]["at"]
+    made += [(f"epsilon, misprint {name}", at, own[0], full["misprints"][name][0])
+             for name, own in record["misprints"].items()]  # fmt: skip
+    sigma = record["settings"]["sigma"]
+    return [
+        Compared(f"{what}, sigma {sigma:g}", step, one, other, 1e-4 * max(1.0, other))
+        for what, step, one, other in made
+    ]

@@ -68,8 +68,9 @@ def reproduce(
         if done % max(1, total // 50) == 0 or done == total:
             typer.echo(f"{done}/{total} runs after {time.perf_counter() - started:.0f} s ({item})", err=True)
 
+    chosen = [known[name] for name in dict.fromkeys(names or known)]
     summary = run(
-        [known[name] for name in dict.fromkeys(names or known)],
+        chosen,
         Options(count, quick, str(device_of(device))),
         folder,
         workers=jobs or os.cpu_count() or 1,
@@ -81,7 +82,7 @@ def reproduce(
     for name, outcome in summary.outcomes.items():
         typer.echo(f"{name}: {outcome}")
     typer.echo(f"{summary.seconds:.0f} s, results in {folder}")
-    agree = _compare(known, folder) if quick else True
+    agree = _compare(chosen, folder) if quick else True
     if not quick:
         _pages(known, folder, claims or folder / "CLAIMS.md")
     if not summary.complete:
@@ -110,15 +111,35 @@ def _pages(known: dict[str, Item], folder: Path, claims: Path, *, only_check: bo
         typer.echo(f"no records of {', '.join(missing)}")
 
 
-def _compare(known: dict[str, Item], folder: Path) -> bool:
-    """Whether quick runs are the beginning of the full ones that are kept, where there are any."""
-    from adadp_lab.paper.agreement import compare
+def _compare(chosen: list[Item], folder: Path) -> bool:
+    """Show quick results beside the full ones that are kept. Whether they are the beginning of those."""
     from adadp_lab.paper.paper_records import Records
+    from adadp_lab.paper.quick_table import reasons, rows_of, verdict
 
-    quick, full = Records(folder), Records(Path(FULL))
-    found = [line for item in known.values() for line in compare(quick.of(item), full.of(item))]
-    for line in found:
-        if not line.agrees:
-            typer.echo(str(line))
-    typer.echo(f"{sum(line.agrees for line in found)} of {len(found)} numbers agree with those in {FULL}")
-    return all(line.agrees for line in found)
+    quick, full = Records(folder), Records(_kept())
+    found, beside = {item: rows_of(quick.of(item), full.of(item)) for item in chosen if quick.of(item)}, []
+    for item, rows in found.items():
+        typer.echo(f"\n{item.name}: {item.title} ({item.where})")
+        _print_beside([("", "quick", "full", ""), *((row.what, row.quick, row.full, row.word) for row in rows)])
+        beside += full.of(item)
+    every = [row for rows in found.values() for row in rows]
+    if every:
+        typer.echo()
+        for line in reasons((record for item in found for record in quick.of(item)), beside):
+            typer.echo(line)
+        typer.echo(verdict(every, str(full.folder)))
+    return all(row.agrees is not False for row in every)
+
+
+def _kept() -> Path:
+    """Where the full records are: here, or in the checkout that this is installed from."""
+    checkout = Path(__file__).parents[3] / FULL
+    return checkout if checkout.is_dir() and not Path(FULL).is_dir() else Path(FULL)
+
+
+def _print_beside(rows: list[tuple[str, str, str, str]]) -> None:
+    """Figures to the right, words to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for what, quick, full, word in rows:
+        line = f"  {what:<{widths[0]}}  {quick:>{widths[1]}}  {full:>{widths[2]}}  {word}"
+        typer.echo(line.rstrip())

@@ -97,6 +97,8 @@ def test_pages_are_made_of_the_files(tmp_path: Path) -> None:
         (["--draw", "--scaling"], "--draw measures nothing: no --scaling"),
         (["--out", "."], "--out . is a folder: give a file"),
         (["--add"], "--add needs a file to add to: give --out"),
+        (["--busy"], "times of single models are the wall's: no --busy"),
+        (["--scaling", "--busy", "--threads", "2"], "--busy takes one thread: no --threads"),
         (["--draw", "--add"], "--draw measures nothing: no --add"),
         (["--fastdp", "."], ". is no checkout of fastDP: it has no fastDP/__init__.py"),
     ],

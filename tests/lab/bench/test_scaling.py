@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from adadp_lab.bench import plots, scaling
+from adadp_lab.bench.compare import Contender
 from adadp_lab.bench.methods import METHODS, BenchTask, Method, TimedStep
 from adadp_lab.bench.plots import draw_scaling
 from adadp_lab.bench.report import write_report
 from adadp_lab.bench.scaling import SERIES, Sweep, beyond_sgd, scale, slope
 from lab.bench import tiny
 
+from adadp.errors import ConfigurationError
 from adadp.gradients.kernels import reference
 from adadp.mechanism.replay import WARM_UP
 
@@ -83,6 +86,39 @@ def test_what_takes_too_long_is_left_out_with_the_reason(monkeypatch: pytest.Mon
     monkeypatch.setitem(scaling.SWEEP, "cpu", -1.0)
     (sweep,) = scale(device="cpu", sweeps=tiny.SWEEPS[:1])["sweeps"]
     assert all("were spent" in point["left_out"] for point in sweep["points"])
+
+
+def test_on_a_busy_machine_time_is_the_processors_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = METHODS["sgd"].make
+
+    def waits(task: BenchTask) -> TimedStep:
+        step = plain(task)
+
+        def run() -> None:
+            time.sleep(0.02)  # as where others have the processor
+            step.run()
+
+        return TimedStep(run, step.clear)
+
+    monkeypatch.setitem(METHODS, "sgd", Method(waits, METHODS["sgd"].clippings))
+    times = {}
+    for busy in (False, True):
+        found = scale(device="cpu", sweeps=[Sweep("mlp", "lot", (8,), {"width": 4})], busy=busy)
+        times[found["clock"]] = found["sweeps"][0]["points"][0]["ms"]
+    assert times["wall"] >= 20 > times["processor"] > 0
+    monkeypatch.setattr("adadp_lab.bench.machine.device_for", lambda name: torch.device("cuda"))
+    with pytest.raises(ConfigurationError, match="only a processor's own time"):
+        scale(device="cuda", sweeps=[], busy=True)
+
+
+@pytest.mark.parametrize("before", range(6, 10))
+def test_memory_is_not_that_of_a_step_which_is_tried(before: int) -> None:
+    """Lot 10 is: whatever number of steps was timed before, memory is the same."""
+    contender = Contender("adadp", "flat")
+    contender.make("mlp", {"lot": 64, "width": 64}, 0, torch.device("cpu"), warm=before)
+    peak = contender.peak_mib("cpu")
+    assert peak is not None
+    assert peak < 0.1
 
 
 def test_what_memory_has_no_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
