@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 from adadp_lab.experiments import table_class_weights, table_peers, tables
@@ -61,3 +62,21 @@ def test_the_page_on_class_weights_follows_from_its_records() -> None:
     assert table_class_weights.page(records) == (RESULTS / "class-weights.md").read_text()
     assert {record["table"] for record in records} == set(table_peers.OTHERS)
     assert not set(table_peers.OTHERS) & set(table_peers.TABLES)
+
+
+def test_tables_are_learnt_best_in_the_mean() -> None:
+    records = json.loads((RESULTS / "tables.json").read_text())
+    for epsilon in tables.EPSILONS:
+        mean = {
+            who: statistics.mean(r["accuracy"] for r in records if r["who"] == who and r["epsilon"] == epsilon)
+            for who in {r["who"] for r in records}
+        }
+        assert max(mean, key=mean.__getitem__) == tables.OURS
+
+
+def test_private_learners_of_others_do_not_learn_the_same_at_every_epsilon() -> None:
+    """As they do where their noise is lost: the figures would be those of an ordinary model."""
+    records = [r for r in json.loads((RESULTS / "tables.json").read_text()) if r["who"].startswith("diffprivlib")]
+    for table in table_peers.TABLES:
+        areas = {r["epsilon"]: r["auc"] for r in records if r["table"] == table and r["seed"] == 0}
+        assert len(set(areas.values())) == len(tables.EPSILONS)
