@@ -181,3 +181,20 @@ WRITTEN = make_guarantee([(STEP, 5)], 1e-5).to_dict()
 def test_what_is_not_a_guarantee_is_refused(value: object) -> None:
     with pytest.raises(ConfigurationError):
         Guarantee.from_dict(value)
+
+
+HOSTILE = '<script>alert(1)</script> & "x"'
+
+
+def test_a_guarantee_shows_itself_in_a_notebook() -> None:
+    some = Guarantee(
+        0.5001, 1e-5, Neighbours.ADD_REMOVE, "pld", HOSTILE, unit=HOSTILE, assumptions=(HOSTILE,), untried=(HOSTILE,)
+    )
+    none = Guarantee(None, 1e-5, Neighbours.ADD_REMOVE, "pld", "x", reasons=(HOSTILE,), claimed_epsilon=0.25)
+    for found in (some, none):
+        for shown in (found._repr_html_(), found._repr_markdown_()):
+            assert "<script" not in shown
+            assert "&lt;script&gt;" in shown
+    assert "(0.5001, 1e-05)-differential privacy" in some._repr_html_()
+    assert none._repr_html_().index("Guarantee: none.") < none._repr_html_().index("claimed, not guaranteed")
+    assert "<details open><summary>Why there is no guarantee" in none._repr_html_()

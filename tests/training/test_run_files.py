@@ -68,7 +68,8 @@ def test_every_file_that_a_run_writes_is_in_the_table(tmp_path: Path) -> None:
         assert not unlisted, f"{name}: add a line to adadp.training.run_files.FILES"
         seen |= {line.name for _, line in found}
     written = {file.name for file in run_files.FILES if not file.passing}
-    assert seen == written, "and the table has no line that no run writes"
+    reports = {file.name for file in run_files.FILES if file.name.startswith("report")}
+    assert seen == written - reports, "and the table has no line that no run writes"
 
 
 def test_an_unknown_file_is_for_the_curator() -> None:

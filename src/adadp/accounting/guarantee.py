@@ -8,6 +8,7 @@ claim.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import textwrap
@@ -197,9 +198,9 @@ class Guarantee:
         try:
             kept = {**values, "neighbours": Neighbours(values["neighbours"])}
             for name in ("untried", "assumptions", "reasons", "notes"):
-                kept[name] = tuple(str(text) for text in values[name])
+                kept[name] = tuple(str(text) for text in values.get(name, ()))  # older versions wrote fewer
             return cls(**kept)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(f"this is no guarantee: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,6 +221,26 @@ class Guarantee:
         if self.order is not None:
             values["order"] = self.order
         return values
+
+    def _repr_markdown_(self) -> str:
+        """In a notebook: names and reasons come from elsewhere and are not taken for HTML."""
+        return html.escape(self.to_markdown(), quote=False)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the sentence, and what it rests on under a line that opens."""
+        colour = "#b3261e" if self.epsilon is None else "#2e7d32"
+        lines = [
+            f'<div style="border-left: 4px solid {colour}; padding: 0.2em 0 0.2em 0.8em; max-width: 50em">',
+            f"<p><strong>{html.escape(self.sentence())}</strong></p>",
+        ]
+        if self.claimed_epsilon is not None:
+            claim = f"({round_up(self.claimed_epsilon)}, {round_up(self.delta)})-differential privacy"
+            lines.append(f"<p>The published analysis would claim {claim}: claimed, not guaranteed.</p>")
+        for title, items in (*self._lists("What it rests on"), ("Released", [self.sampling])):
+            opened = " open" if title == "Why there is no guarantee" else ""
+            inside = "".join(f"<li>{html.escape(_sentence(item))}</li>" for item in items)
+            lines.append(f"<details{opened}><summary>{title}</summary><ul>{inside}</ul></details>")
+        return "\n".join([*lines, "</div>"])
 
     def to_markdown(self) -> str:
         """A table, and lists of what it rests on or why there is none."""

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from adadp import __version__
-from adadp.cli import account, audit, calibrate, evaluate, export, ledger, plan, predict, train
+from adadp.cli import account, audit, calibrate, evaluate, export, ledger, plan, predict, report, train
 from adadp.cli.commands import Commands
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
+app.command("report")(report.report)
 app.command("audit")(audit.audit)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)

@@ -74,7 +74,8 @@ def as_options(names: Collection[str]) -> Iterator[None]:
         words = "|".join(sorted(names, key=len, reverse=True))
         text = re.sub(rf"^({words})(?= )|\b({words})=", lambda found: f"{_option(found[1] or found[2])}", str(error))
         parts = "|".join(name for name in names if "_" in name)
-        text = re.sub(rf"(?<![-\w])({parts})\b", lambda found: _option(found[1]), text)
+        if parts:
+            text = re.sub(rf"(?<![-\w])({parts})\b", lambda found: _option(found[1]), text)
         if text == str(error):
             raise
         raise PrivacyError(text) from error

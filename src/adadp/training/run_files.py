@@ -112,6 +112,8 @@ FILES: tuple[RunFile, ...] = (
     RunFile("ledger.jsonl.left", _CURATOR, "how many reserved releases are left"),
     RunFile("ledger.jsonl.sums", _CURATOR, _SUMS),
     RunFile("lock", _CURATOR, "empty; held by the process that works in the folder"),
+    RunFile("report.*", _CURATOR, "of `adadp report`: it shows what metrics.jsonl and result.json hold"),
+    RunFile("report-public.*", _PUBLIC, "of `adadp report --public`: made of what may be published alone"),
     RunFile(".run.json.part", _CURATOR, "as run.json", passing=True),
     RunFile(".checkpoint.safetensors*.part", _CURATOR, "as checkpoint.safetensors", passing=True),
     RunFile("ledger.jsonl.head.new", _PUBLIC, "as ledger.jsonl.head", passing=True),

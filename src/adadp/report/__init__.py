@@ -1,0 +1,71 @@
+"""Reports on runs of `adadp train`: one page about one run, or about several side by side.
+
+    report("runs/digits-adadp-1")                           # -> runs/digits-adadp-1/report.html
+
+`run` reads a folder and knows what may be shown; `attacker`, `spending` and `signal` compute what follows from
+guarantees and released values; `figures` and `page` say it in blocks; `html`, `markdown` and `values` are the formats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from adadp.errors import ConfigurationError
+from adadp.report.facts import facts_of
+from adadp.report.html import to_html
+from adadp.report.markdown import to_markdown
+from adadp.report.page import page_of
+from adadp.report.values import to_values
+
+FORMATS = ("html", "md", "json")
+
+
+def text_of(folders: Sequence[str | Path], *, format: str = "html", public: bool = False) -> str:
+    """The report on these runs as text. Arguments as in `report`."""
+    if format not in FORMATS:
+        raise ConfigurationError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    facts = facts_of(folders, public=public)
+    if format == "json":
+        return json.dumps(to_values(facts, public=public), indent=2) + "\n"
+    page = page_of(facts, public=public)
+    return to_html(page) if format == "html" else to_markdown(page)
+
+
+def report(
+    *folders: str | Path, out: str | Path | None = None, format: str = "html", public: bool = False
+) -> Path:  # fmt: skip
+    """Write the report on one run, or on several side by side.
+
+    Args:
+        folders: of the runs.
+        out: the file. None is `report.html` (.md, .json) in the first folder, or `report-public.html` with `public`.
+        format: html (one file that needs nothing else), md or json.
+        public: whether it may be published: all that may not be is left out (docs/threat-model.md).
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        ConfigurationError: a folder is none of a run; a run has not ended and `public` is asked for; or the file cannot
+            be written.
+
+    Guarantee:
+        With `public`, everything in the file comes from files that may be published, or from figures on held-out rows
+        that were paid for or come from a published test set. Without it, it is for the curator only.
+
+    """
+    text = text_of(folders, format=format, public=public)
+    name = f"report{'-public' if public else ''}.{format}"
+    path = Path(folders[0]) / name if out is None else Path(out)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"out must be a file that can be written, and {path} is not: {error.strerror}"
+        ) from None
+    return path
+
+
+__all__ = ["FORMATS", "report", "text_of"]
