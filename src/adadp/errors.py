@@ -6,6 +6,9 @@ from __future__ import annotations
 class PrivacyError(Exception):
     """Base of everything adadp refuses. Raised before the value in question is released."""
 
+    #: Whether it was raised in process 0, which says so itself, and this is one of the others.
+    told = False
+
 
 class ConfigurationError(PrivacyError, ValueError):
     """A setting that has no meaning or no guarantee: a negative sigma, a lot larger than the dataset."""

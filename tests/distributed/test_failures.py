@@ -195,10 +195,13 @@ def test_processes_that_do_not_know_of_one_another_are_refused(monkeypatch: pyte
         make(mlp())
 
 
-def test_the_command_does_not_train_in_several_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_of_one_of_several_processes_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = training.plan(dataset="digits", noise_multiplier=3.0, out=str(tmp_path / "run"))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigurationError, match="in one process"):
-        training.train(dataset="digits", epsilon=4.0, delta=1e-3, out=str(tmp_path / "run"))
+    with pytest.raises(ConfigurationError, match="a plan of its own"):
+        training.run(plan)
+    with pytest.raises(ConfigurationError, match="MASTER_PORT not where the others are"):
+        training.train(dataset="digits", noise_multiplier=3.0, out=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

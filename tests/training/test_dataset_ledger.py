@@ -15,7 +15,8 @@ from adadp.accounting.ledger import Ledger
 from adadp.algorithms.defaults import default_delta
 from adadp.errors import BudgetExhaustedError, ConfigurationError, LedgerError
 from adadp.training import dataset_ledger
-from adadp.training.loop import Result, plan, train
+from adadp.training.loop import plan, train
+from adadp.training.result import Result
 
 QUICK: dict[str, Any] = {"model": "linear", "steps": 6, "lot": 40, "evaluations": 1, "algorithm": "dpsgd"}
 FAST = {"algorithm": "agd"}  # whose accountant is the quick one

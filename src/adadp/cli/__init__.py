@@ -13,6 +13,7 @@ import typer
 from adadp import __version__
 from adadp.cli import account, audit, calibrate, evaluate, export, ledger, plan, predict, report, train
 from adadp.cli.commands import Commands
+from adadp.cli.several import refuse_several
 
 app = typer.Typer(
     cls=Commands,
@@ -30,11 +31,13 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Train with differential privacy, and know what it cost."""
+    refuse_several(context.invoked_subcommand)
 
 
 app.command("plan")(plan.plan)

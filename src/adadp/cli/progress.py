@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from adadp.accounting.guarantee import round_up
 
 if TYPE_CHECKING:
-    from adadp.training.loop import Progress as Standing
     from adadp.training.planning import Plan
+    from adadp.training.result import Progress as Standing
 
 
 def on_stderr(doing: str, *more: ProgressColumn) -> Progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings as python_warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +16,14 @@ from adadp.cli.messages import as_options, warn
 from adadp.cli.output import JsonOption, option, print_list, print_table
 from adadp.cli.pipeline import warn_about_delta, warn_about_epsilon
 from adadp.cli.run_options import RunOptions, takes_run_options
+from adadp.cli.several import speaking_for_all
 from adadp.errors import CheckpointWarning, ConfigurationError, InterruptedRunError
 from adadp.persons import PERSON
 
 if TYPE_CHECKING:
-    from adadp.training.loop import Result
+    from adadp.distributed.group import Group
     from adadp.training.planning import Plan
+    from adadp.training.result import Result
 
 
 @takes_run_options
@@ -36,47 +38,63 @@ def train(
     json_output: JsonOption = False,
 ) -> None:
     """Train a model with differential privacy, and say what may be said about it."""
-    if resume is not None:
-        _resume(resume, {**run.given(), "set": run.set_, "config": run.config}, json_output)
-        return
+    from adadp.training.together import settled_together
+
+    given = ("seed", "checkpoint_every") if resume is not None else tuple(run.given())
+
+    def settle() -> Plan:
+        """In process 0 alone."""
+        with as_options(given):
+            return _new(run, group, yes, json_output) if resume is None else _resumed(run, resume, group, json_output)
+
+    with speaking_for_all() as group:
+        plan = settled_together(group, settle)
+        _run(plan, json_output, given)
+
+
+def _new(run: RunOptions, group: Group, yes: bool, json_output: bool) -> Plan:
+    """The plan of a new run: shown and confirmed before anything is spent."""
     from adadp.training import planning, run_folder
 
-    given = run.given()
-    with as_options(given):
-        plan = planning.Plan(run.settings())
-        run_folder.require_place(plan.settings.out)
-    warnings = (*warn_about_delta(plan.delta, plan.population), *warn_about_epsilon(plan.epsilon))
-    warnings = warnings if plan.algorithm.private else ()
+    plan = planning.Plan(run.settings(), group=group)
+    run_folder.require_place(plan.settings.out)
     if not json_output:
         _print_plan(plan)
-    confirm(plan, yes=yes, quiet=json_output)  # before anything is spent
-    for warning in warnings:
+    confirm(plan, yes=yes, quiet=json_output)
+    for warning in _warnings(plan):
         warn(warning)
-    _run(plan, json_output, warnings, given)
+    return plan
 
 
-def _resume(folder: Path, given: dict[str, Any], json_output: bool) -> None:
-    """Go on with the run in a folder."""
+def _warnings(plan: Plan) -> tuple[str, ...]:
+    if plan.resumed or not plan.algorithm.private:
+        return ()
+    return (*warn_about_delta(plan.delta, plan.population), *warn_about_epsilon(plan.epsilon))
+
+
+def _resumed(run: RunOptions, folder: Path, group: Group, json_output: bool) -> Plan:
+    """The plan of the run in a folder."""
+    from adadp.training.checkpoints import plan_to_resume
+
+    given = {**run.given(), "set": run.set_, "config": run.config}
     wrong = [key for key, value in given.items() if value is not None and key not in ("seed", "checkpoint_every")]
     if wrong:
         raise ConfigurationError(
             f"--resume goes on with the settings of {folder}: leave --{wrong[0].replace('_', '-')} out"
         )
-    from adadp.training.checkpoints import plan_to_resume
-
-    plan = plan_to_resume(folder, seed=given.get("seed"), checkpoint_every=given.get("checkpoint_every"))
+    plan = plan_to_resume(folder, seed=run.seed, checkpoint_every=run.checkpoint_every, group=group)
     if not json_output:
         _print_plan(plan)
-    _run(plan, json_output, (), ("seed", "checkpoint_every"))
+    return plan
 
 
-def _run(plan: Plan, json_output: bool, warnings: Sequence[str], given: Collection[str]) -> None:
+def _run(plan: Plan, json_output: bool, given: Collection[str]) -> None:
     from adadp.cli.interrupts import Interrupts
     from adadp.training import loop as training
 
     with as_options(given), _one_line_warnings(), Interrupts() as interrupts:
         try:
-            if json_output:
+            if json_output or not plan.group.first:
                 result = training.run(plan, None, interrupts.asked)
             else:
                 from adadp.cli.progress import Bar
@@ -84,10 +102,11 @@ def _run(plan: Plan, json_output: bool, warnings: Sequence[str], given: Collecti
                 with Bar(plan) as bar:
                     result = training.run(plan, bar.show, interrupts.asked)
         except InterruptedRunError as stopped:
-            typer.echo(f"adadp: {stopped}", err=True)
+            if plan.group.first:
+                typer.echo(f"adadp: {stopped}", err=True)
             raise typer.Exit(130) from None
     if json_output:
-        warnings = (*warnings, *([result.remark] if result.remark else []))
+        warnings = (*_warnings(plan), *([result.remark] if result.remark else []))
         typer.echo(json.dumps({**result.to_dict(), **({"warnings": list(warnings)} if warnings else {})}))
         return
     _print_result(result)

@@ -14,13 +14,22 @@ from adadp.errors import BudgetExhaustedError, DistributedError
 from adadp.mechanism.sums import BoundedSums, Stddev
 
 _READY, _FAILED, _SPENT, _REFUSED = range(4)
+_NEWS, _ASKED = 1, 2  # bits of a row's last number
 _EVERY = 100  # lots between two comparisons of the weights
 
 
 class Agreement:
-    """The agreement on one lot after the other of a process alone: it has all of the lot."""
+    """The agreement on one lot after the other of a process alone: it has all of the lot.
+
+    Attributes:
+        ask: asked for each lot; any process may ask all of them for something, such as to stop.
+        asked: whether one of them did, with the last lot: the same in each.
+
+    """
 
     group = Group()
+    ask: Callable[[], bool] = staticmethod(lambda: False)
+    asked = False
 
     def charge(self, lot: int, charge: Callable[[], None], sums: BoundedSums, stddev: Callable[[], Stddev]) -> None:
         """Have the lot charged; when this returns, it may be released. Raises where it must not be."""
@@ -81,10 +90,11 @@ class AgreementOfAll(Agreement):
 
     def _conclude(self, lot: int, state: list[int], raised: Exception | None) -> None:
         waiting = [] if self.group.first else list(self._run.waiting)
-        table = self.group.rows([lot, *state, bool(waiting) or self._books.news])
-        if any(row[-1] for row in table):
+        table = self.group.rows([lot, *state, (bool(waiting) or self._books.news) * _NEWS + self.ask() * _ASKED])
+        self.asked = any(row[-1] & _ASKED for row in table)
+        if any(row[-1] & _NEWS for row in table):
             self._take(self._books.exchange(waiting), ready=all(row[1] == _READY for row in table))
-            table = self.group.rows([lot, *state, False])  # process 0 has written down what it was told
+            table = self.group.rows([lot, *state, 0])  # process 0 has written down what it was told
         if raised is not None:
             raise raised
         for rank, (number, status, *_) in enumerate(table):

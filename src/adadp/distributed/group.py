@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -75,16 +76,28 @@ class Processes(Group):
 
     Numbers and objects go through a gloo group of their own: they are on the host, and collectives of the user's own,
     or on a GPU, cannot get between them.
+
+    torch alone keeps the groups. They end with `destroy_process_group()`, and gloo's threads with them: one that is
+    left when Python exits may abort the process.
     """
 
     alone = False
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self._all = weakref.ref(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         ranks = dist.get_process_group_ranks(group)
         with _answering("begin"):
-            self._host = dist.new_group(ranks, _timeout_of(group), backend="gloo", use_local_synchronization=True)
+            host = dist.new_group(ranks, _timeout_of(group), backend="gloo", use_local_synchronization=True)
+        self._on_host = weakref.ref(host)
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return _there(self._all())
+
+    @property
+    def _host(self) -> dist.ProcessGroup:
+        return _there(self._on_host())
 
     def rows(self, row: Sequence[int]) -> list[list[int]]:
         given = torch.tensor(list(row), dtype=torch.int64)
@@ -128,7 +141,9 @@ class Processes(Group):
             raise error
         if sent[0][1] is not None:
             kind, text = sent[0][1]
-            raise (kind if issubclass(kind, PrivacyError) else DistributedError)(f"in process 0: {text}")
+            told = (kind if issubclass(kind, PrivacyError) else DistributedError)(f"in process 0: {text}")
+            told.told = True
+            raise told
         value: Any = sent[0][0]
         return made if self.first else value  # type: ignore[return-value]
 
@@ -143,6 +158,12 @@ class Processes(Group):
                 group = self._host if raw.device.type == "cpu" else self._group
                 dist.broadcast(raw.view(-1).view(torch.uint8), source, group=group)
             value.detach().copy_(raw)
+
+
+def _there(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if group is None:
+        raise DistributedError("the process group was destroyed: what was made private in it cannot go on")
+    return group
 
 
 def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
@@ -174,7 +195,8 @@ def _answering(what: str) -> Iterator[None]:
         ) from error
 
 
-_GROUPS: dict[int, tuple[dist.ProcessGroup, Processes]] = {}  # by id: one host group for each, however many engines
+#: One host group for each, however many engines.
+_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, Processes] = weakref.WeakKeyDictionary()
 
 
 def group_of(module: nn.Module) -> Group:
@@ -191,12 +213,20 @@ def group_of(module: nn.Module) -> Group:
             )
         return Group()
     wrapper = wrapper_of(module)
-    group = dist.group.WORLD if wrapper is None else wrapper.process_group
+    return group_of_all() if wrapper is None else _group(wrapper.process_group)
+
+
+def group_of_all() -> Group:
+    """All processes that torch.distributed started. A collective call the first time."""
+    return _group(dist.group.WORLD)
+
+
+def _group(group: dist.ProcessGroup | None) -> Group:
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigurationError("this process is no part of the group that trains the module")
     if dist.get_world_size(group) == 1:
         return Group()
-    known = _GROUPS.get(id(group))
-    if known is None or known[0] is not group:
-        known = _GROUPS[id(group)] = group, Processes(group)
-    return known[1]
+    known = _GROUPS.get(group)
+    if known is None:
+        known = _GROUPS[group] = Processes(group)
+    return known

@@ -20,6 +20,7 @@ from adadp.checks.loop_rules import LoopRules, mixed_passes
 from adadp.checks.other_optimizers import private_step
 from adadp.checks.trial import Trial
 from adadp.clipping.base import Clipping
+from adadp.distributed.agreement import Agreement
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
 from adadp.gradients.collection import LOSS
 from adadp.mechanism.observation import Observer
@@ -126,6 +127,11 @@ class PrivateOptimizer(Optimizer):
     def clipping(self) -> Clipping:
         """The clipping, which states how large the noise is (`Clipping.noise_of_release`)."""
         return self._step.clipping
+
+    @property
+    def agreement(self) -> Agreement:
+        """The agreement with other processes on each lot, if there are any."""
+        return self._step.agreement
 
     @property
     def expected_batch_size(self) -> float:

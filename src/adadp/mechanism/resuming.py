@@ -135,7 +135,8 @@ class Resumed:
         Each process has a part of the sums only, so that nothing is repeated without a charge: with a seed it is
         another attempt.
         """
-        run_state.refuse_other_clipping(self.values, clipping)
+        if "clipping" in self.values:
+            run_state.refuse_other_clipping(self.values, clipping)
 
         def decide() -> tuple[str, int]:
             return self._line_in(ledger)[0].id, 0 if seed is None else new_attempt()

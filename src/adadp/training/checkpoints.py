@@ -24,6 +24,7 @@ from adadp import checkpoint
 from adadp.accounting.guarantee import Guarantee, round_up
 from adadp.accounting.ledger import Ledger
 from adadp.data import NAMES
+from adadp.distributed.group import Group
 from adadp.engine import PrivacyEngine
 from adadp.errors import CheckpointError, ConfigurationError, InterruptedRunError, NotFiniteError
 from adadp.mechanism.resuming import Resumed
@@ -118,13 +119,16 @@ def _read(folder: Path) -> dict[str, Any]:
 # ---- going on -------------------------------------------------------------------------------------------------------
 
 
-def plan_to_resume(path: str | Path, *, seed: int | None = None, checkpoint_every: float | None = None) -> Plan:
+def plan_to_resume(
+    path: str | Path, *, seed: int | None = None, checkpoint_every: float | None = None, group: Group | None = None
+) -> Plan:
     """The plan of the run in a folder, as it was settled then.
 
     Args:
         path: the run's folder.
         seed: the run's, if it had one and is to go on with it.
         checkpoint_every: seconds; None is what it was.
+        group: the processes that go on with it.
 
     Raises:
         ConfigurationError: the run has ended, or there is nothing to go on from.
@@ -144,7 +148,8 @@ def plan_to_resume(path: str | Path, *, seed: int | None = None, checkpoint_ever
     if seeded and seed is None and own:
         raise ConfigurationError("this run's seed also chose the rows that were held out: give the same --seed again")
     every = stored.checkpoint_every if checkpoint_every is None else checkpoint_every
-    return Plan(replace(stored, seed=seed, checkpoint_every=every, out=str(folder)), settled)
+    asked = replace(stored, seed=seed, checkpoint_every=every, out=str(folder))
+    return Plan(asked, settled, resumed=True, group=group)
 
 
 def source(folder: Path, ledger: Ledger, seed: int | None) -> Path | dict[str, Any] | None:
@@ -161,10 +166,11 @@ class Checkpoints:
 
     Args:
         folder: the run's.
-        every: seconds between two of them; 0 for none.
+        every: seconds between two of them.
         engine: None for an algorithm that is not private.
         model: what is trained.
         schedule: its learning-rate scheduler.
+        on: whether any are made, in this process.
 
     Attributes:
         last: after how many lots the last one was made; None if there is none.
@@ -179,11 +185,11 @@ class Checkpoints:
         model: nn.Module,
         schedule: Any,
         *,
-        resumable: bool,
+        on: bool,
     ) -> None:
         self.path, self.every = folder / CHECKPOINT, every
         self._folder, self._engine, self._model, self._schedule = folder, engine, model, schedule
-        self.on = bool(every) and engine is not None and resumable
+        self.on = on and engine is not None
         resumed = None if engine is None else engine.resumed
         self.last = None if resumed is None or resumed.path is None else resumed.lot
         self._made = time.monotonic()

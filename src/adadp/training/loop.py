@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,13 +21,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from adadp import algorithms, models, preprocessing
 from adadp.accounting.accountants import get_accountant
 from adadp.accounting.budget import Budget
-from adadp.accounting.events import PoissonGaussian, Uncovered
-from adadp.accounting.guarantee import Guarantee, round_up
+from adadp.accounting.events import Event, PoissonGaussian, Uncovered
+from adadp.accounting.guarantee import Guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.algorithms.algorithm import loss_of_each
-from adadp.data import HELD_OUT_NOTE, Dataset, Table
+from adadp.data import Dataset, Table
+from adadp.distributed.agreement import ALONE, Agreement
+from adadp.distributed.launched import launched, take_device
 from adadp.engine import PrivacyEngine
-from adadp.errors import ConfigurationError, InterruptedRunError
+from adadp.errors import ConfigurationError, DistributedError
 from adadp.extras import require
 from adadp.mechanism.optimizer import BudgetWarning
 from adadp.sampling.loader import PrivateLoader
@@ -39,107 +42,29 @@ from adadp.training.history import History, history_of
 from adadp.training.lot_loop import ShuffledLots, each_lot
 from adadp.training.metrics import Metrics
 from adadp.training.planning import Plan
+from adadp.training.result import Progress, Report, Result
 from adadp.training.settings import Settings, from_mapping
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands. `accuracy` and `epsilon` are those of the last evaluation, None before the first."""
-
-    step: int
-    steps: int
-    seconds: float
-    examples_per_second: float
-    accuracy: float | None
-    epsilon: float | None
-
-
-Report = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came out. `to_dict` is what `adadp train --json` prints.
-
-    `guarantee` is for everything in the ledger, which all `runs` on this data are charged to: the one to publish.
-    `run_guarantee` is for this run as if there had been no other.
-    """
-
-    plan: Plan
-    metrics: Metrics
-    guarantee: Guarantee
-    claimed_epsilon: float | None
-    steps: int
-    seconds: float
-    folder: Path
-    run_guarantee: Guarantee
-    ledger: Path
-    runs: int
-    class_weights: dict[str, float] | None = None
-
-    @property
-    def accuracy(self) -> float | None:
-        """Part of held-out rows whose class is right; None where a number is predicted."""
-        return self.metrics.values.get("accuracy")
-
-    @property
-    def remark(self) -> str | None:
-        """What to say of a run that learnt nothing; None for others."""
-        balanced = self.class_weights is not None
-        return held_out.remark(self.metrics, self.plan.train.classes, balanced=balanced)
-
-    def sentence(self) -> str:
-        """The guarantee in one sentence."""
-        found = self.guarantee
-        if found.epsilon is None:
-            return "none: " + "; ".join(found.reasons)
-        return (
-            f"({round_up(found.epsilon)}, {round_up(found.delta)})-differential privacy for {found.unit} under "
-            f"{found.neighbours} neighbours ({found.accountant} accountant)"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; `epsilon` is None where the guarantee is none."""
-        plan = self.plan
-        return {
-            "accuracy": self.accuracy,
-            "metrics": self.metrics.to_dict(),
-            "epsilon": self.guarantee.epsilon,
-            "run_epsilon": self.run_guarantee.epsilon,
-            "dataset_epsilon": self.guarantee.epsilon,
-            "dataset_name": plan.dataset_name,
-            "dataset_runs": self.runs,
-            "ledger": str(self.ledger),
-            "claimed_epsilon": self.claimed_epsilon,
-            "delta": self.guarantee.delta,
-            "guarantee": self.sentence(),
-            "steps": self.steps,
-            "algorithm": plan.algorithm.name,
-            "seconds": self.seconds,
-            "reading": plan.algorithm.reading or None,
-            "dataset": plan.train.name,
-            "model": plan.model_name,
-            "examples": plan.population,
-            "class_weights": self.class_weights,
-            "unit": self.guarantee.unit,
-            "lot": plan.lot,
-            "noise_multiplier": plan.noise_multiplier,
-            "gaussian": [event.noise_multiplier for event in plan.events],
-            "note": held_out.COVERED if plan.settings.paid_metrics else HELD_OUT_NOTE,
-            "run": str(self.folder),
-        }
+from adadp.training.together import refuse_unshared, settled_together
 
 
 def plan(settings: Settings | None = None, **options: Any) -> Plan:
-    """Settle a run: `options` are those of `Settings`."""
+    """Settle a run of one process: `options` are those of `Settings`."""
+    return Plan(_asked(settings, options))
+
+
+def _asked(settings: Settings | None, options: dict[str, Any]) -> Settings:
     if settings is not None and options:
         raise ConfigurationError("give either Settings or options, not both")
-    return Plan(settings if settings is not None else from_mapping(options))
+    return settings if settings is not None else from_mapping(options)
 
 
 def train(settings: Settings | None = None, *, report: Report | None = None, **options: Any) -> Result:
-    """Train a model with privacy: `train(dataset="mnist", epsilon=0.75, delta=1e-4)`. `options` as in `Settings`."""
-    return run(plan(settings, **options), report)
+    """Train a model with privacy: `train(dataset="mnist", epsilon=0.75, delta=1e-4)`. `options` as in `Settings`.
+
+    Under `torchrun` all processes call this, and train together (docs/distributed.md). `report` is called in process 0.
+    """
+    with launched() as group:
+        return run(settled_together(group, lambda: Plan(_asked(settings, options), group=group)), report)
 
 
 def resume(
@@ -164,7 +89,9 @@ def resume(
         releases.
 
     """
-    return run(checkpoints.plan_to_resume(path, seed=seed), report, stop)
+    with launched() as group:
+        found = settled_together(group, lambda: checkpoints.plan_to_resume(path, seed=seed, group=group))
+        return run(found, report, stop)
 
 
 def run(plan: Plan, report: Report | None = None, stop: Callable[[], bool] = lambda: False) -> Result:
@@ -172,21 +99,28 @@ def run(plan: Plan, report: Report | None = None, stop: Callable[[], bool] = lam
 
     Args:
         plan: of a new run, or of one that is resumed.
-        report: called after each step.
-        stop: asked after each step; where it says True the run stops, with a checkpoint.
+        report: called after each step, in process 0.
+        stop: asked for each step; where it says True in any process the run stops, with a checkpoint.
+
+    Returns:
+        What came out, in every process.
 
     Raises:
         InterruptedRunError: `stop` said so. The message says what was spent, and how to go on.
         NotFiniteError: weights are NaN or infinite.
+        DistributedError: another process ended, or does not do the same.
 
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigurationError(
-            "adadp train runs in one process, and WORLD_SIZE says that this is one of several: each would spend by "
-            "itself. Start it without torchrun; for several processes write a script with PrivacyEngine "
-            "(docs/distributed.md)"
-        )
-    return _Execution(plan, report, stop).run()
+    refuse_unshared(plan)
+    take_device(plan.device)
+    execution = _Execution(plan, report, stop)
+    try:
+        return execution.run()
+    except DistributedError as error:
+        folder = execution.folder
+        if folder is None or not plan.resumable:
+            raise
+        raise DistributedError(f"{error}. Go on with: adadp train --resume {folder}") from error
 
 
 def _left_out(lots: PrivateLoader | ShuffledLots) -> bool:
@@ -195,65 +129,80 @@ def _left_out(lots: PrivateLoader | ShuffledLots) -> bool:
 
 
 class _Execution:
-    """One run of a plan."""
+    """One run of a plan, in this process.
+
+    Lots and steps are the work of all processes. Everything else (the folder, the ledger, what is released beside the
+    steps, figures, checkpoints) is process 0's: the others get what they need of it by `Group.from_first`.
+    """
 
     def __init__(self, plan: Plan, report: Report | None, stop: Callable[[], bool]) -> None:
-        self.plan, self.settings, self.report, self.stop = plan, plan.settings, report, stop
+        self.plan, self.settings, self.group, self.stop = plan, plan.settings, plan.group, stop
+        self.report = report if self.group.first else None
         self.assumptions: list[str] = [f"public: {text}" for text in plan.public()]
+        self.folder: Path | None = None
         self.engine: PrivacyEngine | None = None
+        self.agreement: Agreement = ALONE
         self.history: History | None = None
+        self.class_weights: Tensor | None = None
         self.charged: list[str] = []  # the ledger's ids of what this run charges, but for the engine's
 
     def run(self) -> Result:
+        with ExitStack() as held:
+            self.folder = self.group.from_first(partial(self._begin, held))
+            started = time.perf_counter()
+            estimator = self.group.from_first(self._fit)
+            self.class_weights = self.group.from_first(self._class_weights)
+            trained, steps = self._train(estimator)
+            seconds = time.perf_counter() - started
+            return Result(self.plan, *self.group.from_first(partial(self._finish, trained, estimator, steps, seconds)))
+
+    # ---- the work of process 0 around the loop ----------------------------------------------------------------------
+
+    def _begin(self, held: ExitStack) -> Path:
+        """The run's folder, which is this process's alone while `held`; and its ledger."""
         plan = self.plan
         name = f"{plan.train.name}-{plan.algorithm.name}"
-        resumed = plan.resumed
-        self.folder = Path(str(self.settings.out)) if resumed else runs.create(self.settings.out, name)
-        with checkpoints.held(self.folder):
-            self.ledger = plan.ledger or Ledger(
-                self.folder / "ledger.jsonl", dataset=plan.dataset_name, unit=plan.unit, delta=plan.delta
-            )
-            if not resumed:
-                plan.account.note_uncharged(
-                    f"{plan.algorithm}, {self.folder.name}"
-                )  # guarantees that are published name it
-                if plan.noise_multiplier is not None and plan.algorithm.sound:
-                    self.ledger.settle_order(PoissonGaussian(plan.noise_multiplier, plan.rate))
-                if self._resumable:
-                    checkpoints.note_start(self.folder, plan)
-            return self._run()
+        self.folder = folder = Path(str(self.settings.out)) if plan.resumed else runs.create(self.settings.out, name)
+        held.enter_context(checkpoints.held(folder))
+        self.ledger = plan.ledger or Ledger(
+            folder / "ledger.jsonl", dataset=plan.dataset_name, unit=plan.unit, delta=plan.delta
+        )
+        if not plan.resumed:
+            plan.account.note_uncharged(f"{plan.algorithm}, {folder.name}")  # guarantees that are published name it
+            if plan.noise_multiplier is not None and plan.algorithm.sound:
+                self.ledger.settle_order(PoissonGaussian(plan.noise_multiplier, plan.rate))
+            if plan.resumable:
+                checkpoints.note_start(folder, plan)
+        return folder
 
-    def _run(self) -> Result:
-        plan = self.plan
-        started = time.perf_counter()
-        estimator = self._fit()
-        inputs = prepared.rows(plan.train, estimator)
-        tested = prepared.rows(plan.test, estimator)
-        probes = prepared.probes_for(plan.train, estimator)
-        trained, inputs, tested, probes = self._features(inputs, tested, probes)
-        self.test = tested.to(plan.device)
-        self.class_weights = self._class_weights()
-        steps = self._train(trained.to(plan.device), inputs.to(plan.device), plan.train.labels.to(plan.device), probes)
-        seconds = time.perf_counter() - started
+    def _finish(
+        self, trained: nn.Module, estimator: prepared.Estimator | None, steps: int, seconds: float
+    ) -> tuple[Any, ...]:
+        """Write the run's folder. Returns what a `Result` has beside its plan."""
+        plan, folder = self.plan, self._place
         metrics = self._metrics(trained)
         guarantee = self.guarantee()
-        runs.write(self.folder, self._config(), plan.model, estimator)
+        runs.write(folder, self._config(), plan.model, estimator)
         claimed = None if plan.algorithm.sound else plan.claimed_epsilon()
         own = guarantee_of(self.ledger, self._ids(), plan.delta, plan.accountant, guarantee)
-        place = self.ledger.path or self.folder
-        result = Result(
-            plan, metrics, guarantee, claimed, steps, seconds, self.folder, own, place, runs_in(self.ledger),
-            None if self.class_weights is None else class_weights.by_name(self.class_weights, plan.train.classes),
-        )  # fmt: skip
-        runs.write_result(self.folder, result.to_dict(), guarantee, on_record(self.ledger, self._ids(), own))
-        return result
+        place = self.ledger.path or folder
+        weights = self.class_weights
+        named = None if weights is None else class_weights.by_name(weights, plan.train.classes)
+        found = (metrics, guarantee, claimed, steps, seconds, folder, own, place, runs_in(self.ledger), named)
+        runs.write_result(folder, Result(plan, *found).to_dict(), guarantee, on_record(self.ledger, self._ids(), own))
+        return found
+
+    @property
+    def _place(self) -> Path:
+        assert self.folder is not None
+        return self.folder
 
     def _fit(self) -> prepared.Estimator | None:
-        estimator, fitted = self.plan.estimator, self.folder / runs.FITTED
+        estimator, fitted = self.plan.estimator, self._place / runs.FITTED
         if estimator is None:
             return None
         if self.plan.resumed and fitted.exists():
-            self.charged += filter(None, [checkpoints.preprocessing_run(self.folder)])
+            self.charged += filter(None, [checkpoints.preprocessing_run(self._place)])
             made: prepared.Estimator = preprocessing.load(fitted)
             self.assumptions += made.assumptions_
             return made
@@ -264,8 +213,8 @@ class _Execution:
         self.charged.append(charged.id)
         with charged:
             estimator.fit(prepared.raw(self.plan.train), ledger=charged, persons=self.plan.train.persons)
-        if self._resumable:
-            checkpoints.note_preprocessing(self.folder, charged.id)
+        if self.plan.resumable:
+            checkpoints.note_preprocessing(self._place, charged.id)
             preprocessing.save(fitted, estimator)
         self.assumptions += estimator.assumptions_
         return estimator
@@ -277,7 +226,7 @@ class _Execution:
             if plan.class_weights is not None:
                 self.assumptions.append("weights of classes were declared without looking at the data")
             return plan.class_weights
-        kept = checkpoints.class_counts(self.folder) if plan.resumed else None
+        kept = checkpoints.class_counts(self._place) if plan.resumed else None
         if kept is None:
             seed = plan.seed_for("class counts")
             planned = {"class_weights": "noised class counts", "neighbours": "add-or-remove-one", "unit": plan.unit}
@@ -288,14 +237,10 @@ class _Execution:
                     persons=plan.train.persons, seed=seed, ledger=charged,
                 )  # fmt: skip
             kept = charged.id, found.tolist()
-            if self._resumable:
-                checkpoints.note_class_counts(self.folder, *kept)
+            if plan.resumable:
+                checkpoints.note_class_counts(self._place, *kept)
         self.charged.append(kept[0])
         return torch.tensor(kept[1], dtype=torch.float32)
-
-    @property
-    def _resumable(self) -> bool:
-        return bool(self.settings.checkpoint_every) and self.plan.algorithm.private and not self.plan.algorithm.looks
 
     def _budget(self) -> Budget | None:
         """What the engine holds everything in the ledger to. An epsilon for the run alone is kept by its plan."""
@@ -314,10 +259,15 @@ class _Execution:
         model = self.plan.model
         if not isinstance(model, models.PaperCifarNet):
             return model, inputs, tested, probes
-        lab = require("adadp_lab.pretraining", None, "the paper's net for images, whose convolutions are pre-trained,")
-        pretrained = lab.pretrain("paper", data_dir=self.settings.data_dir, device=self.plan.device)
-        lab.load_features(model, pretrained)
-        self.assumptions.append(pretrained.assumption)
+
+        def pretrain() -> str:
+            lab = require("adadp_lab.pretraining", None, "the paper's net for images, with pre-trained convolutions,")
+            pretrained = lab.pretrain("paper", data_dir=self.settings.data_dir, device=self.plan.device)
+            lab.load_features(model, pretrained)
+            return str(pretrained.assumption)
+
+        self.assumptions.append(self.group.from_first(pretrain))
+        self.group.copy_first(list(model.features.state_dict().values()))
         features = model.features.to(self.plan.device)
 
         @torch.no_grad()
@@ -331,7 +281,16 @@ class _Execution:
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
-    def _train(self, model: nn.Module, inputs: Tensor, labels: Tensor, probes: InputMaker) -> int:
+    def _train(self, estimator: prepared.Estimator | None) -> tuple[nn.Module, int]:
+        """The trained part of the model, and how many steps were made."""
+        plan = self.plan
+        inputs, tested = prepared.rows(plan.train, estimator), prepared.rows(plan.test, estimator)
+        probes = prepared.probes_for(plan.train, estimator)
+        model, inputs, tested, probes = self._features(inputs, tested, probes)
+        model, self.test = model.to(plan.device), tested.to(plan.device)
+        return model, self._steps(model, inputs.to(plan.device), plan.train.labels.to(plan.device), probes)
+
+    def _steps(self, model: nn.Module, inputs: Tensor, labels: Tensor, probes: InputMaker) -> int:
         plan = self.plan
         algorithm, steps = plan.algorithm, plan.steps
         optimizer: Optimizer = algorithm.optimizer(p for p in model.parameters() if p.requires_grad)
@@ -339,15 +298,17 @@ class _Execution:
         lots: PrivateLoader | ShuffledLots
         if algorithm.private:
             optimizer, lots = self._private(model, optimizer, TensorDataset(inputs, labels), probes)
-            self.history = history_of(self.folder, algorithm, optimizer, steps)
+            if self.group.first:
+                self.history = history_of(self._place, algorithm, optimizer, steps)
         else:
             with self.ledger.start({"algorithm": algorithm.name, "steps": steps, "unit": plan.unit}) as charged:
                 self.charged.append(charged.id)
                 charged.charge(Uncovered(algorithm.reasons[0]))
             lots = ShuffledLots(inputs, labels, plan.lot, plan.seed_for("lots"))
         saved = checkpoints.Checkpoints(
-            self.folder, self.settings.checkpoint_every, self.engine, model, schedule, resumable=not algorithm.looks
-        )
+            self._place, self.settings.checkpoint_every, self.engine, model, schedule,
+            on=plan.resumable and self.group.first,
+        )  # fmt: skip
         weights = None if self.class_weights is None else self.class_weights.to(plan.device)
         work = algorithm.training_step(optimizer, model, weights)
         try:
@@ -371,29 +332,22 @@ class _Execution:
         schedule: LambdaLR,
         saved: checkpoints.Checkpoints,
     ) -> int:
-        plan, steps, done = self.plan, self.plan.steps, self._made_before()
-        every, began, started = max(1, math.ceil(steps / self.settings.evaluations)), done, time.perf_counter()
-        accuracy, epsilon = None, None
-        runs.forget_after(self.folder, done)
-        if self.stop():
-            raise self._interrupted(saved, done)
+        steps, done = self.plan.steps, self._made_before()
+        every = max(1, math.ceil(steps / self.settings.evaluations))
+        if self.group.first:
+            runs.forget_after(self._place, done)
+        if any(row[0] for row in self.group.rows([self.stop()])):
+            self._interrupt(saved, done)
+        note = self._noting(model, schedule, done) if self.group.first else None
         for done, _ in each_lot(lots, work, steps):
             schedule.step()
-            if self.history is not None:
-                self.history.stepped(done)
-            seconds = time.perf_counter() - started
-            if done % every == 0 or done == steps:
+            evaluated = done % every == 0 or done == steps
+            if evaluated:
                 saved.refuse_unless_finite(done)
-                figures, epsilon = self._standing(model), self._epsilon_so_far()
-                accuracy = figures.get("accuracy", figures.get("mae"))
-                lr = schedule.optimizer.param_groups[0]["lr"]
-                metrics = {"step": done, **figures, "epsilon": epsilon, "seconds": seconds, "lr": lr}
-                runs.add_line(self.folder / runs.METRICS, metrics)
-            if self.report is not None:
-                speed = (done - began) * plan.lot / max(seconds, 1e-9)
-                self.report(Progress(done, steps, seconds, speed, accuracy, epsilon))
-            if done < steps and self.stop():
-                raise self._interrupted(saved, done)
+            if note is not None:
+                note(done, evaluated)
+            if done < steps and (self.stop() if self.group.alone else self.agreement.asked):
+                self._interrupt(saved, done)
             if saved.due():
                 saved.make(done)
         saved.refuse_unless_finite(done)
@@ -401,28 +355,60 @@ class _Execution:
             saved.make(done)
         return done
 
+    def _noting(self, model: nn.Module, schedule: LambdaLR, began: int) -> Callable[[int, bool], None]:
+        """Write down and report where the run stands after each step."""
+        plan, started = self.plan, time.perf_counter()
+        accuracy: float | None = None
+        epsilon: float | None = None
+
+        def note(done: int, evaluated: bool) -> None:
+            nonlocal accuracy, epsilon
+            if self.history is not None:
+                self.history.stepped(done)
+            seconds = time.perf_counter() - started
+            if evaluated:
+                figures, epsilon = self._standing(model), self._epsilon_so_far()
+                accuracy = figures.get("accuracy", figures.get("mae"))
+                lr = schedule.optimizer.param_groups[0]["lr"]
+                metrics = {"step": done, **figures, "epsilon": epsilon, "seconds": seconds, "lr": lr}
+                runs.add_line(self._place / runs.METRICS, metrics)
+            if self.report is not None:
+                speed = (done - began) * plan.lot / max(seconds, 1e-9)
+                self.report(Progress(done, plan.steps, seconds, speed, accuracy, epsilon))
+
+        return note
+
     def _made_before(self) -> int:
         return 0 if self.engine is None or self.engine.resumed is None else self.engine.resumed.lot
 
-    def _interrupted(self, saved: checkpoints.Checkpoints, done: int) -> InterruptedRunError:
-        """Stop between two lots: with a checkpoint, and what is charged."""
-        saved.make(done)
-        return saved.interrupted(done, self.plan.steps, self.guarantee(), seeded=self.settings.seed is not None)
+    def _interrupt(self, saved: checkpoints.Checkpoints, done: int) -> None:
+        """Stop between two lots, by an error in every process: with a checkpoint, and what is charged."""
+
+        def stop() -> None:
+            saved.make(done)
+            raise saved.interrupted(done, self.plan.steps, self.guarantee(), seeded=self.settings.seed is not None)
+
+        self.group.from_first(stop)
 
     def _private(
         self, model: nn.Module, optimizer: Optimizer, examples: TensorDataset, probes: InputMaker
     ) -> tuple[Optimizer, PrivateLoader]:
-        plan = self.plan
+        plan, seed = self.plan, self.settings.seed
         assert plan.noise_multiplier is not None
-        seed = self.settings.seed
+
+        def of_ledger() -> tuple[Budget | None, Path | dict[str, Any] | None, tuple[tuple[Event, int], ...]]:
+            resume = checkpoints.source(self._place, self.ledger, seed) if plan.resumed else None
+            return self._budget(), resume, tuple(plan.beside())
+
+        budget, resume, beside = self.group.from_first(of_ledger)
         self.engine = PrivacyEngine(
             accountant=plan.accountant,
             seed=seed,
-            ledger=self.ledger,
-            budget=self._budget(),
-            resume=checkpoints.source(self.folder, self.ledger, seed) if plan.resumed else None,
+            ledger=self.ledger if self.group.first else None,
+            budget=budget,
+            resume=resume,
         )
-        task = algorithms.Task(plan.lot, plan.steps, probes, plan.delta, tuple(plan.beside()))
+        task = algorithms.Task(plan.lot, plan.steps, probes, plan.delta, beside)
         _, private, lots = plan.algorithm.make_private(
             self.engine,
             module=model,
@@ -434,6 +420,9 @@ class _Execution:
             pad_lots=plan.device.type == "cuda" and not plan.algorithm.looks and plan.units is None,
             unit=plan.units,
         )
+        self.agreement = private.agreement
+        if not self.group.alone:
+            self.agreement.ask = self.stop
         return private, lots
 
     # ---- what is known on the way ---------------------------------------------------------------------------------

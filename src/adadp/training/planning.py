@@ -24,6 +24,8 @@ from adadp.accounting.spending import DEFAULT_UNIT
 from adadp.algorithms.defaults import STEPS, default_delta, default_lot
 from adadp.data import Dataset, HeldOut, Table
 from adadp.data.labels import listed
+from adadp.distributed.group import Group
+from adadp.distributed.launched import refuse_device
 from adadp.errors import ConfigurationError
 from adadp.persons import PERSON
 from adadp.preprocessing.noise_share import noise_multiplier_for_share
@@ -31,7 +33,7 @@ from adadp.randomness import derived
 from adadp.sampling.units import Grouping, Units
 from adadp.training import class_weights, held_out
 from adadp.training import preparation as prepared
-from adadp.training.dataset_ledger import account_for, far_more_noise, little_room, nothing_left, standing
+from adadp.training.dataset_ledger import Account, account_for, far_more_noise, little_room, nothing_left, standing
 from adadp.training.settings import Settings, parse_image_size, parse_range
 
 METRICS_SHARE = 0.02
@@ -40,7 +42,7 @@ METRICS_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Settled:
-    """Numbers of a run that was interrupted.
+    """Numbers of a run that was interrupted, or that process 0 has settled for all.
 
     `prepared_for` is the epsilon of which the preprocessing has a share, `split` the seed by which rows were held out
     (no secret: it is not derived from the run's).
@@ -55,14 +57,31 @@ class Settled:
 class Plan:
     """A run with every number settled. Making one reads the data and releases nothing.
 
-    With an `outline` (`adadp.data.outline`) nothing is read: the plan is made for data of that form.
+    Args:
+        settings: what was asked for.
+        settled: numbers that are settled already.
+        outline: nothing is read, and the plan is made for data of this form (`adadp.data.outline`).
+        resumed: the run goes on in the folder `settings.out`.
+        group: the processes that train together (`adadp.training.together`). Process 0 alone knows the ledger.
+
     """
 
-    def __init__(self, settings: Settings, settled: Settled | None = None, outline: HeldOut | None = None) -> None:
-        self.settings, self._settled = settings, settled
-        self.resumed = settled is not None  # the run goes on in the folder `settings.out`
+    def __init__(
+        self,
+        settings: Settings,
+        settled: Settled | None = None,
+        outline: HeldOut | None = None,
+        *,
+        resumed: bool = False,
+        group: Group | None = None,
+    ) -> None:
+        self.settings, self._settled, self.resumed = settings, settled, resumed
+        self.group = Group() if group is None else group
         self.algorithm = algorithms.create(settings.algorithm, settings.reading, settings.for_algorithm())
+        self.algorithm.refuse_several(self.group)
         self.device = device_of(settings.device)
+        if not self.group.alone:
+            refuse_device(self.device)
         if settings.model not in ("auto", *models.MODELS):
             raise ConfigurationError(
                 f"no model is called {settings.model!r}; there are auto, {', '.join(sorted(models.MODELS))}"
@@ -83,7 +102,7 @@ class Plan:
         if settings.epochs is not None:
             self.steps = max(1, round(settings.epochs * examples / self.lot))
         self.delta = default_delta(examples) if settings.delta is None else settings.delta
-        self.account = account_for(
+        self.account = Account(None, of_run=True) if not self.group.first else account_for(
             settings, self.dataset_name, self.algorithm, own_data=self.own_data and bool(settings.dataset),
             delta=self.delta, unit=self.unit,
         )  # fmt: skip
@@ -199,6 +218,11 @@ class Plan:
     def seed_for(self, purpose: str) -> int | None:
         """The seed of one purpose, where the run has one."""
         return derived(self.settings.seed, purpose)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the run makes checkpoints."""
+        return bool(self.settings.checkpoint_every) and self.algorithm.private and not self.algorithm.looks
 
     @property
     def dataset_name(self) -> str:

@@ -1,0 +1,232 @@
+"""What processes of a team do: `adadp train`, watched for what it releases and where."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from adadp import training
+from adadp.cli import app
+from adadp.distributed.group import Processes
+from adadp.distributed.share import Share
+from adadp.mechanism import step as mechanism
+from adadp.preprocessing import release
+from adadp.training import held_out, loop, planning, preparation
+
+STEPS = 12
+QUICK: dict[str, Any] = {
+    "dataset": "digits", "model": "linear", "steps": STEPS, "lot": 100, "evaluations": 2, "checkpoint_every": 0.001,
+}  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """What one process did in a run, and what the run said of itself."""
+
+    rows: list[bytes] = field(default_factory=list)  # digests of what it trains on, and of what it held out
+    noise: int = 0  # how often it drew noise for something else than a step
+    lots: list[list[int]] = field(default_factory=list)  # its part of each
+    weights: Tensor = field(default_factory=lambda: torch.zeros(0))
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+def table(path: Path, rows: int = 400) -> str:
+    """Columns without declared kinds, so that their scales have to be paid for."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, rows)
+    amount = generator.normal(5_000 + 4_000 * labels, 1_000)
+    lines = ["amount,year,colour,label"]
+    lines += [f"{amount[i]:.2f},{1950 + i % 50},{'red' if i % 3 else 'green'},{labels[i]}" for i in range(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@contextmanager
+def replaced(holder: Any, name: str, made: Callable[[Any], Any]) -> Iterator[None]:
+    """Within, an attribute is what `made` makes of it."""
+    before = getattr(holder, name)
+    setattr(holder, name, made(before))
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
+
+
+@contextmanager
+def watching(seen: Seen) -> Iterator[None]:
+    """Within, note what this process trains on, its lots, and its draws of noise beside the steps."""
+
+    def rows(sound: Any) -> Any:
+        def made(*given: Any) -> Tensor:
+            found: Tensor = sound(*given)
+            seen.rows.append(hashlib.sha256(found.numpy().tobytes()).digest())
+            return found
+
+        return made
+
+    def noise(sound: Any) -> Any:
+        def drawn(*given: Any) -> Any:
+            seen.noise += 1
+            return sound(*given)
+
+        return drawn
+
+    def places(sound: Any) -> Any:
+        def found(share: Share, drawn: Tensor) -> Tensor:
+            kept: Tensor = sound(share, drawn)
+            seen.lots.append(drawn[kept].tolist())
+            return kept
+
+        return found
+
+    beside = replaced(release, "standard_normal", noise)
+    with replaced(preparation, "rows", rows), beside, replaced(Share, "places", places):
+        yield
+
+
+def trained(rank: int, size: int, cases: dict[str, dict[str, Any]]) -> dict[str, Seen | str]:
+    """One run after the other; the text of an error in place of what was seen."""
+    found: dict[str, Seen | str] = {}
+    for name, case in cases.items():
+        found[name] = one(**case)
+    return found
+
+
+def one(bug: str | None = None, resume: str | None = None, **options: Any) -> Seen | str:
+    """A run, with a planted bug or without."""
+    seen = Seen()
+    try:
+        with watching(seen), planted(bug):
+            result = training.train(**{**QUICK, **options}) if resume is None else training.resume(resume)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    seen.weights = torch.cat([value.detach().flatten() for value in result.plan.model.parameters()]).cpu()
+    seen.result = {**result.to_dict(), "seconds": None}
+    return seen
+
+
+def commanded(rank: int, size: int, lines: dict[str, list[str]]) -> dict[str, tuple[int, str, str]]:
+    """Exit code, standard output and standard error of one command after the other."""
+    found = {}
+    for name, line in lines.items():
+        said, complained = io.StringIO(), io.StringIO()
+        with redirect_stdout(said), redirect_stderr(complained):
+            try:
+                app(line)
+                code = 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1
+        found[name] = code, said.getvalue(), complained.getvalue()
+    return found
+
+
+def until_killed(rank: int, size: int, folder: str, number: int) -> None:
+    """Train in a folder of this number and resume there, noting each release before anything follows from it."""
+    released = os.open(f"{folder}/released-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def noting(sound: Any) -> Any:
+        def drawn(*given: Any) -> Any:
+            found = sound(*given)
+            os.write(released, b"x")
+            return found
+
+        return drawn
+
+    place = Path(folder) / f"run-{number}"
+    with replaced(mechanism, "add_noise", noting), replaced(release, "standard_normal", noting):
+        if (place / "run.json").exists():
+            training.resume(place)
+        else:
+            options = {"dataset": f"{folder}/table.csv", "paid_metrics": True, "epsilon": 3.0, "out": str(place)}
+            training.train(**{**QUICK, "steps": 40, "lot": 40, **options})
+
+
+# ---- bugs that the tests must catch ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Within, several processes do one thing wrong."""
+    if name is None:
+        yield
+        return
+    with replaced(*BUGS[name]):
+        yield
+
+
+def _each_fits(sound: Any) -> Any:
+    """Every process draws noise of its own for the preprocessing: charged once, released twice."""
+
+    def from_first(self: Processes, make: Any) -> Any:
+        found = sound(self, make)
+        if getattr(make, "__name__", "") == "_fit" and found is not None and not self.first:
+            execution = make.__self__
+            return execution.plan.estimator.fit(preparation.raw(execution.plan.train))
+        return found
+
+    return from_first
+
+
+def _fits_twice(sound: Any) -> Any:
+    """Released twice, with other noise, and charged twice: somebody may take the mean."""
+
+    def fit(self: Any) -> Any:
+        sound(self)
+        return sound(self)
+
+    return fit
+
+
+def _fits_uncharged(sound: Any) -> Any:
+    """A second release that the ledger does not know of."""
+
+    def fit(self: Any) -> Any:
+        found = sound(self)
+        return found.fit(preparation.raw(self.plan.train))
+
+    return fit
+
+
+def _each_splits(sound: Any) -> Any:
+    """Every process holds out rows of its own choice: what one tests on another trains on."""
+
+    def read(settings: Any, split: int | None = None) -> Any:
+        return sound(settings, split if dist.get_rank() == 0 else None)
+
+    return read
+
+
+def _each_measures(sound: Any) -> Any:
+    """Every process releases the figures on the held-out rows."""
+
+    def from_first(self: Processes, make: Any) -> Any:
+        found = sound(self, make)
+        work = getattr(make, "func", None)
+        if getattr(work, "__name__", "") == "_finish" and not self.first:
+            execution = work.__self__
+            outputs = held_out.outputs_of(make.args[0], execution.test)
+            metrics = held_out.paid(execution.plan.test, outputs, execution.plan.metrics_noise, seed=None, ledger=None)
+            return (metrics, *found[1:])
+        return found
+
+    return from_first
+
+
+BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "each fits": (Processes, "from_first", _each_fits),
+    "fits twice": (loop._Execution, "_fit", _fits_twice),
+    "fits uncharged": (loop._Execution, "_fit", _fits_uncharged),
+    "each splits": (planning, "read", _each_splits),
+    "each measures": (Processes, "from_first", _each_measures),
+}
