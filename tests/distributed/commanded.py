@@ -22,7 +22,7 @@ from adadp.distributed.group import Processes
 from adadp.distributed.share import Share
 from adadp.mechanism import step as mechanism
 from adadp.preprocessing import release
-from adadp.training import held_out, loop, planning, preparation
+from adadp.training import class_weights, held_out, loop, planning, preparation
 
 STEPS = 12
 QUICK: dict[str, Any] = {
@@ -178,6 +178,21 @@ def _each_fits(sound: Any) -> Any:
     return from_first
 
 
+def _each_counts(sound: Any) -> Any:
+    """Every process releases the class counts, and weighs its own examples by its own."""
+
+    def from_first(self: Processes, make: Any) -> Any:
+        found = sound(self, make)
+        if getattr(make, "__name__", "") == "_class_weights" and not self.first:
+            plan = make.__self__.plan
+            return class_weights.paid(
+                plan.train.labels, len(plan.train.classes), plan.counts_noise, persons=None, seed=None, ledger=None
+            )
+        return found
+
+    return from_first
+
+
 def _fits_twice(sound: Any) -> Any:
     """Released twice, with other noise, and charged twice: somebody may take the mean."""
 
@@ -225,6 +240,7 @@ def _each_measures(sound: Any) -> Any:
 
 BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "each fits": (Processes, "from_first", _each_fits),
+    "each counts": (Processes, "from_first", _each_counts),
     "fits twice": (loop._Execution, "_fit", _fits_twice),
     "fits uncharged": (loop._Execution, "_fit", _fits_uncharged),
     "each splits": (planning, "read", _each_splits),

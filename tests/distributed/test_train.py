@@ -15,6 +15,7 @@ from adadp.training import run_folder
 from distributed.commanded import BUGS, STEPS, Seen, commanded, one, table, trained
 from distributed.team import values
 
+PAID = {"paid_metrics": True, "class_weights": "paid"}
 #: In pieces for AdaDP, whose norms are bounded in another way for whole lots: tighter, by 1e-4 of them.
 SEEDED: dict[str, dict[str, Any]] = {
     "whole lots": {"epsilon": 2.0, "seed": 3, "algorithm": "dpsgd", "model": "mlp"},
@@ -23,10 +24,10 @@ SEEDED: dict[str, dict[str, Any]] = {
         "epsilon": 2.0, "seed": 4, "microbatch": 30, "pca_noise_multiplier": 10.0, "pca_components": 20,
     },
     "a schedule": {"algorithm": "dpsgd", "noise_multiplier": 2.0, "seed": 5, "microbatch": 20, "schedule": "cosine"},
-    "a table": {"epsilon": 3.0, "seed": 6, "dataset": "TABLE", "lot": 40, "paid_metrics": True, "microbatch": 10},
+    "a table": {"epsilon": 3.0, "seed": 6, "dataset": "TABLE", "lot": 40, "microbatch": 10, **PAID},
     "persons": {"epsilon": 3.0, "seed": 7, "dataset": "TABLE", "lot": 20, "person": "year", "microbatch": 40},
 }  # fmt: skip
-TABLE: dict[str, Any] = {"dataset": "TABLE", "lot": 40, "epsilon": 3.0, "paid_metrics": True}
+TABLE: dict[str, Any] = {"dataset": "TABLE", "lot": 40, "epsilon": 3.0, **PAID}
 
 
 def placed(cases: dict[str, dict[str, Any]], folder: Path, *, ledgers: bool = True) -> dict[str, dict[str, Any]]:
@@ -104,6 +105,7 @@ def test_what_is_paid_for_is_released_once(unseeded: tuple[Path, list[dict[str, 
     {
         "each fits": "the dataset",  # and so the engine
         "each splits": "the dataset",
+        "each counts": "noised elsewhere",
         "fits twice": "charged",
         "fits uncharged": "noised in process 0",
         "each measures": "noised elsewhere",
