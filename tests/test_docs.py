@@ -271,10 +271,20 @@ def slug(heading: str) -> str:
 
 
 def test_figures_of_the_comparison_are_those_of_the_record() -> None:
-    rows = re.findall(r"^\| (?:adadp|opacus|fastdp).*$", (ROOT / "docs/comparison.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (?:adadp|opacus|fastdp|sgd-graph).*$", (ROOT / "docs/comparison.md").read_text(), re.MULTILINE
+    )
     assert len(rows) > 10
     recorded = (ROOT / "results/bench/tables.md").read_text().splitlines()
     assert [row for row in rows if row not in recorded] == []
+    ratios = set(re.findall(r"\d+\.\d\dx", "\n".join(recorded)))
+    for page, pattern in (
+        ("README.md", r"\d+\.\d\dx"), ("docs/comparison.md", r"\d+\.\d\dx"),
+        ("docs/performance.md", r"\d+\.\d\dx(?= of\s+(?:ordinary|replayed)\s+SGD)"),
+    ):  # fmt: skip
+        said = set(re.findall(pattern, (ROOT / page).read_text()))
+        assert said, page
+        assert sorted(said - ratios) == [], page
 
 
 #: Files of the source, as docs name them: `gradients/capture/slot.py`, `src/adadp/engine.py`, `lab/adadp_lab/...`.

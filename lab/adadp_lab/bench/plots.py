@@ -32,6 +32,8 @@ def draw_scaling(values: Mapping[str, Any], folder: Path, name: str) -> list[Pat
 @styled
 def _figure(values: Mapping[str, Any], what: str) -> Figure:
     cost, label = COSTS[what]
+    if what == "time" and values.get("clock") == "processor":
+        label = f"processor's {label}"
     sweeps = values["sweeps"]
     beyond = [found for found in values["local_memory"] if found["lots"]] if what == "memory" else []
     names = _names(values, what)

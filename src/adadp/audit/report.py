@@ -14,7 +14,9 @@ from adadp.audit.bounds import Counts
 from adadp.audit.result import Audit
 from adadp.extras import require
 
-_IN, _OUT, _CLAIM = "#c0392b", "#1f5fa8", "#555555"
+_IN, _OUT, _CLAIM = "#D55E00", "#0072B2", "#555555"
+#: From this ratio of the largest score to the others' spread on, an axis in proportion would show one bar.
+_FAR = 50.0
 
 
 def write(folder: str | Path, found: Audit) -> Path:
@@ -118,20 +120,22 @@ def draw(found: Audit, *paths: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(8.6, 4.9), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     out, inside = np.array(found.finding.out), np.array(found.finding.inside)
     both = np.concatenate([out, inside])
-    low, high = float(both.min()), float(both.max())
-    bins = np.linspace(low, high if high > low else low + 1, 41)
+    bins, scale = _bins(both)
+    left.set_xscale(scale)
     left.hist(out, bins=bins, alpha=0.6, color=_OUT, label=f"without the canary ({len(out):,} trials)")
-    left.hist(inside, bins=bins, alpha=0.6, color=_IN, label=f"with the canary ({len(inside):,} trials)")
-    left.axvline(found.finding.attack.threshold, color="black", linewidth=1, label="threshold")
-    left.set(xlabel=found.finding.attack.statistic, ylabel="trials", title="What the auditor saw")
-    left.set_ylim(top=1.35 * left.get_ylim()[1])  # room for the legend
-    left.legend(frameon=False, loc="upper left", fontsize=8)
+    left.hist(inside, bins=bins, alpha=0.5, color=_IN, hatch="///", label=f"with the canary ({len(inside):,} trials)")
+    left.axvline(found.finding.attack.threshold, color="black", linewidth=1, linestyle="--", label="threshold")
+    statistic = f"the attack's statistic: {found.finding.attack.statistic}"
+    left.set(xlabel=statistic, ylabel="trials", title="What the auditor saw")
     _draw_errors(right, found, out, inside)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     figure.suptitle(
         f"{found.target}, {found.threat}: {found.verdict}; epsilon at least {found.epsilon_lower:.3g}, "
         f"{round_up(found.promise.epsilon)} {'claimed' if found.promise.guaranteed is None else 'guaranteed'}",
@@ -139,6 +143,14 @@ def draw(found: Audit, *paths: Path) -> None:
     )
     for path in paths:
         figure.savefig(path, dpi=150)
+
+
+def _bins(scores: Array) -> tuple[Array, str]:
+    """Bounds of bars and the axis's scale: by powers of ten where a few scores are far beyond all others."""
+    low, high = float(scores.min()), float(scores.max())
+    if low > 0 and high > _FAR * float(np.median(scores)):
+        return np.geomspace(low, high, 41), "log"
+    return np.linspace(low, high if high > low else low + 1, 41), "linear"
 
 
 def _draw_errors(axes: Any, found: Audit, out: Array, inside: Array) -> None:
@@ -154,7 +166,7 @@ def _draw_errors(axes: Any, found: Audit, out: Array, inside: Array) -> None:
     axes.plot(positives, negatives, color=_IN, linewidth=1, label="the statistic, at every threshold")
     counts: Counts = errors.counts
     alpha, beta = counts.false_positives / counts.out, counts.false_negatives / counts.inside
-    axes.plot(alpha, beta, "o", color=_IN, label="the attack")
+    axes.plot(alpha, beta, "o", color=_IN, label="the attack", clip_on=False, zorder=4)
     if errors.together:
         ends = np.array([0.0, min(1.0, 2 * errors.mean)])
         axes.plot(ends, 2 * errors.mean - ends, "--", color=_IN, label="upper bound on its errors")
@@ -168,8 +180,6 @@ def _draw_errors(axes: Any, found: Audit, out: Array, inside: Array) -> None:
         ylabel="false negatives",
         xlim=(0, 1),
         ylim=(0, 1),
-        aspect="equal",
         title="Telling whether the canary was there",
     )
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
     axes.grid(alpha=0.3)
