@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 from adadp import Ledger, PrivacyEngine
 from adadp.accounting.events import PoissonGaussian
 from adadp.accounting.unused import boot_id
-from adadp.errors import CheckpointError, ConfigurationError
+from adadp.errors import CheckpointError, ConfigurationError, NotTheSameRunError
+from adadp.randomness import Randomness
 
 
 def released(made: Training, until: int, **settings: Any) -> dict[int, torch.Tensor]:
@@ -39,6 +40,22 @@ def test_lots_that_another_resumed_run_paid_for_are_not_free(tmp_path: Path) -> 
     repeated = [lot for lot in last if lot in first and torch.equal(first[lot], last[lot])]
     assert repeated == [10, 11, 12, 13]
     assert steps_charged(ledger) == len(first) + len(between) + len(last) - len(repeated)
+
+
+def test_equal_sums_with_other_noise_are_another_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another torch, or another processor, may make other numbers of the same seed."""
+    settings: dict[str, Any] = {"ledger": tmp_path / "ledger.jsonl", "steps": None, "seed": 7}
+    released(training(**settings), 14, save=tmp_path / "c")
+    shutil.copy(tmp_path / "c", tmp_path / "ten")
+    sound = Randomness.normal
+    monkeypatch.setattr(Randomness, "normal", lambda self, like: -sound(self, like))
+    resumed = training(resume=tmp_path / "ten", **settings)
+    with pytest.raises(NotTheSameRunError, match="lot 10 was released"):  # the first one
+        resumed.go(20)
+    resumed.engine.close()
+    charged = steps_charged(tmp_path / "ledger.jsonl")
+    released(training(resume=tmp_path / "ten", **settings), 20)
+    assert steps_charged(tmp_path / "ledger.jsonl") == charged + 10
 
 
 @pytest.mark.parametrize("seed", [7, None])

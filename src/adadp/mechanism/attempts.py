@@ -3,8 +3,8 @@
 With a seed, noise and coins of a lot follow from (lot, attempt). A run that was interrupted and is resumed with its
 seed draws them again. Whoever saw S + noise and S' + noise could subtract, and has S - S' without any noise: that
 happens if weights, state, data, code or a library's rounding are not what they were. So the sums themselves are
-compared, just before the noise: a keyed digest of each lot's sums is written down before they are released, and where
-the resumed run comes to a lot that is written down, its sums must have that digest.
+compared, just before the noise: a keyed digest of each lot's sums, and of some noise, is written down before they are
+released, and where the resumed run comes to a lot that is written down, its sums must have that digest.
 
 - They have: what is released is, bit for bit, what was released then. It says nothing new, and is not charged again.
 - They have not: nothing is released, and the attempt is ended for good. The next resumed run makes a new attempt: other
@@ -60,6 +60,7 @@ class Attempt:
     def __init__(self, path: Path, randomness: Randomness) -> None:
         self._path, self._key = path, randomness.key_for("digests of sums")
         self._name = f"{hashlib.blake2b(b'name', key=self._key, digest_size=8).hexdigest()} {randomness.attempt}"
+        self._noise = _some_noise(randomness)
         self._known: dict[int, str] = {}
         self._spare: dict[Event, int] = {}  # releases that the ledger holds for this attempt and that were not made
         self._file: int | None = None
@@ -153,7 +154,7 @@ class Attempt:
         self._known[lot] = digest
 
     def _digest(self, lot: int, sums: BoundedSums, stddev: Stddev) -> str:
-        found = hashlib.blake2b(f"{self._name} {lot}".encode(), key=self._key, digest_size=16)
+        found = hashlib.blake2b(f"{self._name} {lot}".encode() + self._noise, key=self._key, digest_size=16)
         for name, value in sums.items():
             for part in (value, _as_tensor(stddev[name])):
                 found.update(f"{name} {part.dtype} {list(part.shape)}".encode())
@@ -184,6 +185,16 @@ class Attempt:
             self.sync()
             os.close(self._file)
             self._file = None
+
+
+def _some_noise(randomness: Randomness) -> bytes:
+    """Numbers of a stream of their own. They are others where another torch or processor makes others of one seed.
+
+    Then equal sums would get another noise, and be a second release. Short and long draws are made in different ways.
+    """
+    stream = randomness.spawn("some noise")
+    kinds = ((dtype, count) for dtype in (torch.float32, torch.float64) for count in (8, 64))
+    return b"".join(stream.normal(torch.empty(count, dtype=dtype)).numpy().tobytes() for dtype, count in kinds)
 
 
 def _as_tensor(value: float | Tensor) -> Tensor:
