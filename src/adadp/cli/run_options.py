@@ -138,6 +138,10 @@ class RunOptions:
     ] = None
     microbatch: Annotated[int | None, option("Most examples in memory at a time. [the lot]")] = None
     evaluations: Annotated[int | None, option("How often accuracy is taken on the way. [10]")] = None
+    tensorboard: Annotated[
+        bool | None,
+        option("Also write curves for TensorBoard (extra tensorboard): tensorboard --logdir RUN.", "--tensorboard"),
+    ] = None
     device: Annotated[str | None, option("cpu, cuda. [auto]", values=completion.DEVICES)] = None
     seed: Annotated[int | None, option("Repeatable noise and lots. Must stay secret. [none]")] = None
     out: Annotated[str | None, option("The run's folder. [runs/DATASET-ALGORITHM-N]")] = None

@@ -167,6 +167,8 @@ def _print_result(result: Result) -> None:
         ("time", f"{result.seconds:.1f} s"),
         ("run", str(result.folder)),
     ]
+    if result.plan.settings.tensorboard:
+        rows.append(("curves", f"tensorboard --logdir {result.folder} (for the curator's eyes only)"))
     print_table("Trained", rows)
     print_list(
         "This rests on" if guarantee.epsilon is not None else "Why there is no guarantee",

@@ -37,6 +37,7 @@ from adadp.shapes import InputMaker
 from adadp.training import checkpoints, class_weights, held_out
 from adadp.training import preparation as prepared
 from adadp.training import run_folder as runs
+from adadp.training.board import Board, require_tensorboard
 from adadp.training.dataset_ledger import guarantee_of, on_record, runs_in
 from adadp.training.history import History, history_of
 from adadp.training.lot_loop import ShuffledLots, each_lot
@@ -112,6 +113,8 @@ def run(plan: Plan, report: Report | None = None, stop: Callable[[], bool] = lam
 
     """
     refuse_unshared(plan)
+    if plan.settings.tensorboard:
+        require_tensorboard()
     take_device(plan.device)
     execution = _Execution(plan, report, stop)
     try:
@@ -143,6 +146,7 @@ class _Execution:
         self.engine: PrivacyEngine | None = None
         self.agreement: Agreement = ALONE
         self.history: History | None = None
+        self.board: Board | None = None
         self.class_weights: Tensor | None = None
         self.charged: list[str] = []  # the ledger's ids of what this run charges, but for the engine's
 
@@ -320,6 +324,8 @@ class _Execution:
                 warnings.simplefilter("ignore", BudgetWarning)
                 return self._loop(model, lots, work, schedule, saved)
         finally:
+            if self.board is not None:
+                self.board.close()
             if self.engine is not None:
                 self.engine.close()
                 self.engine.detach(model)
@@ -358,6 +364,7 @@ class _Execution:
     def _noting(self, model: nn.Module, schedule: LambdaLR, began: int) -> Callable[[int, bool], None]:
         """Write down and report where the run stands after each step."""
         plan, started = self.plan, time.perf_counter()
+        board = self.board = Board(self._place, on=self.settings.tensorboard, step=began)
         accuracy: float | None = None
         epsilon: float | None = None
 
@@ -372,6 +379,7 @@ class _Execution:
                 lr = schedule.optimizer.param_groups[0]["lr"]
                 metrics = {"step": done, **figures, "epsilon": epsilon, "seconds": seconds, "lr": lr}
                 runs.add_line(self._place / runs.METRICS, metrics)
+                board.follow()
             if self.report is not None:
                 speed = (done - began) * plan.lot / max(seconds, 1e-9)
                 self.report(Progress(done, plan.steps, seconds, speed, accuracy, epsilon))

@@ -104,6 +104,11 @@ FILES: tuple[RunFile, ...] = (
     RunFile(
         "result.json", _CURATOR, "figures on held-out rows without noise (how many of each class, too), seconds, paths"
     ),
+    RunFile(
+        "tensorboard",
+        _CURATOR,
+        "a folder, with `--tensorboard`: the figures of metrics.jsonl and history.jsonl, and when each was written",
+    ),
     RunFile("run.json", _CURATOR, "settings with whole paths, never the seed"),
     RunFile("checkpoint.safetensors", _CURATOR, _CHECKPOINT),
     RunFile("checkpoint.safetensors.before", _CURATOR, "as checkpoint.safetensors"),

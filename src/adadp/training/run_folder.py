@@ -9,6 +9,7 @@
 | `releases.json` | what the guarantee is about: each kind of release, of this run and of all runs on the data |
 | `history.jsonl` | how much of the released gradients is noise, along the way (`history`) |
 | `metrics.jsonl` | loss, accuracy and epsilon along the way |
+| `tensorboard` | the last two as curves, where they are asked for (`board`) |
 | `result.json` | what `adadp train --json` prints |
 | `run.json`, `checkpoint.safetensors` | to go on after an interruption (`checkpoints`) |
 | `ledger.jsonl` | what was charged, unless the run was charged to a ledger elsewhere |

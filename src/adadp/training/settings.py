@@ -82,6 +82,7 @@ class Settings:
     class_weights: str | None = None
     microbatch: int | None = None
     evaluations: int = 10
+    tensorboard: bool = False
     device: str = "auto"
     checkpoint_every: float = 60.0
     seed: int | None = None
