@@ -71,6 +71,22 @@ def test_an_example_alone_in_a_piece_adds_what_it_adds_among_others(way: str) ->
     assert farthest(way) <= 1 + TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("way", ["x W", "x v", "linear"])
+def test_an_example_of_which_nothing_meets_the_parameter(way: str) -> None:
+    """As where tokens are sent to experts: alone in a piece, an example may have none for one of them."""
+    shape, meet = WAYS[way]
+
+    def chosen(x: Tensor, w: Tensor) -> Tensor:
+        made = meet(x[x[..., 0] > 1e9], w)
+        return torch.cat([x[:, 0, :2], made.sum().expand(len(x), 1)], 1)
+
+    stand = Stand(World(lambda: Meets(shape, chosen), (TOKENS, COLUMNS)), CLIPPINGS["flat"], lots=0)
+    inputs, weights = stand.examples(1)
+    found = stand.bound(inputs, weights)
+    assert not found["weight"].any()
+    assert found["head.weight"].any()
+
+
 @pytest.mark.parametrize("way", ["x W", "x v", "linear", "a number", "a convolution", "a slope"])
 def test_another_arithmetic_for_one_example_is_caught(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {name: _Otherwise(rule) for name, rule in meetings.RULES.items()}
