@@ -40,7 +40,7 @@ class _Formed(Rule, Layer):
 
     def alone(self, operation: Operation, meeting: Meeting) -> Any:
         reading = self.readings(operation)[0]
-        if reading == FREE or not len(self.inputs(operation)):  # nothing of the example came here
+        if reading == FREE:  # nothing of the example came here
             raise NoRule
         return self.meet(operation, reading, meeting)
 
