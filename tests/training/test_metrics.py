@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from adadp.accounting.events import Gaussian
-from adadp.data import Table
+from adadp.data import HELD_OUT_NOTE, Table
 from adadp.training import held_out
 from adadp.training.metrics import auc, confusion, of_classes, of_confusion, of_numbers
 
@@ -146,3 +146,17 @@ def test_one_output_that_is_no_number_moves_paid_figures_as_any_other():
     first, second = (held_out.paid(data, given, 5.0, seed=3, ledger=Charged()) for given in (outputs, with_one))
     assert np.isfinite(list(second.values.values())).all()
     assert abs(second.values["mae"] - first.values["mae"]) <= 1.001 / first.rows
+
+
+@pytest.mark.parametrize(
+    ("dataset", "test", "paid", "said"),
+    [
+        ("mnist", None, False, held_out.PUBLISHED),
+        ("mnist", "own.csv", False, HELD_OUT_NOTE),
+        ("own.csv", None, False, HELD_OUT_NOTE),
+        ("mnist", None, True, held_out.COVERED),
+        ("own.csv", None, True, held_out.COVERED),
+    ],
+)
+def test_a_note_tells_published_examples_from_private_rows(dataset, test, paid, said):
+    assert held_out.note(dataset, test, paid=paid) == said

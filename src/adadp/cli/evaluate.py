@@ -32,7 +32,6 @@ def evaluate(
 ) -> None:
     """How often a finished run is right, its preprocessing included."""
     from adadp.cli.figures import print_classes, rows_of
-    from adadp.data import HELD_OUT_NOTE
     from adadp.training import held_out
     from adadp.training import run_folder as runs
 
@@ -40,13 +39,14 @@ def evaluate(
     name = finished.config["dataset"] if dataset is None else dataset
     held = _held_out(finished, name, label, data_dir, seed, own=dataset is None)
     metrics = held_out.exact(held, finished.outputs(held), balanced=finished.config.get("class_weights") is not None)
+    note = held_out.note(name, None, paid=False)
     if json_output:
         values = {"accuracy": metrics.values.get("accuracy"), "examples": len(held), "dataset": name, "run": str(run)}
-        typer.echo(json.dumps({**values, "metrics": metrics.to_dict(), "note": HELD_OUT_NOTE}))
+        typer.echo(json.dumps({**values, "metrics": metrics.to_dict(), "note": note}))
         return
     print_table(str(run), rows_of(metrics, f"examples of {name}"))
     print_classes(metrics)
-    print_list("Note", [HELD_OUT_NOTE])
+    print_list("Note", [note])
 
 
 def _held_out(

@@ -37,7 +37,6 @@ class HeldOut:
     train: Dataset | Table
     test: Dataset | Table
     seed: int | None
-    note: str = HELD_OUT_NOTE
 
     @property
     def count(self) -> int:

@@ -22,6 +22,7 @@ from adadp.errors import ConfigurationError, LedgerError
 from adadp.training import run_files
 from adadp.training.checkpoints import RUN
 from adadp.training.dataset_ledger import runs_in
+from adadp.training.held_out import is_published
 from adadp.training.run_files import PATHS, Audience
 from adadp.training.run_folder import CONFIG, GUARANTEE, HISTORY, METRICS, RELEASES, RESULT
 
@@ -352,7 +353,7 @@ def _who_may_see(settings: Mapping[str, Any], guaranteed: bool) -> tuple[bool, s
         return False, UNCOVERED
     if settings.get("paid_metrics") is True:
         return True, PAID
-    known = settings.get("dataset") in NAMES and settings.get("test") is None
+    known = is_published(settings.get("dataset"), settings.get("test"))
     return known, PUBLISHED if known else PRIVATE
 
 

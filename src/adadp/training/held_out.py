@@ -15,13 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from adadp.accounting.events import Gaussian
-from adadp.data import Dataset, Table
+from adadp.data import HELD_OUT_NOTE, NAMES, Dataset, Table
 from adadp.preprocessing.release import Charges, release
 from adadp.training.metrics import Metrics, confusion, of_classes, of_confusion, of_numbers
 
 COVERED = (
     "figures on held-out rows are computed from counts that were released with noise: they are covered by the guarantee"
 )
+PUBLISHED = "figures on the published test set are exact: its examples are not covered by the guarantee"
+
+
+def is_published(dataset: object, test: object) -> bool:
+    """Whether a run's held-out examples are a published test set's: settings `dataset` and `test` say so."""
+    return dataset in NAMES and test is None
+
+
+def note(dataset: object, test: object, *, paid: bool) -> str:
+    """Who is covered by a run's figures on held-out rows, in one sentence."""
+    return COVERED if paid else PUBLISHED if is_published(dataset, test) else HELD_OUT_NOTE
 
 
 def exact(data: Dataset | Table, outputs: Tensor, *, balanced: bool = False) -> Metrics:

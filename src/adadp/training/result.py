@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from adadp.accounting.guarantee import Guarantee, round_up
-from adadp.data import HELD_OUT_NOTE
 from adadp.training import held_out
 from adadp.training.metrics import Metrics
 from adadp.training.planning import Plan
@@ -97,6 +96,6 @@ class Result:
             "lot": plan.lot,
             "noise_multiplier": plan.noise_multiplier,
             "gaussian": [event.noise_multiplier for event in plan.events],
-            "note": held_out.COVERED if plan.settings.paid_metrics else HELD_OUT_NOTE,
+            "note": held_out.note(plan.settings.dataset, plan.settings.test, paid=plan.settings.paid_metrics),
             "run": str(self.folder),
         }
