@@ -135,9 +135,14 @@ def _recipe(dataset: str, records: Sequence[Record]) -> str:
     linear = "one linear layer on features of a wide residual net pre-trained on CIFAR-100"
     net = "tanh CNN" if dataset == "mnist" else linear
     shape = "probes" if dataset == "mnist" else "public features"
+    apart = (
+        " DPSGD and the shape were compared on one block of such features, with examples set aside: "
+        "[features](../features/features.md)."
+    )
+    beside = "" if dataset == "mnist" else apart
     return (
         f"Our best recipe: {net}, a Kronecker shape from {shape}, lots of {best['settings']['lot']:,}, "
-        f"{best['settings']['steps']:,} steps, noise calibrated to each epsilon."
+        f"{best['settings']['steps']:,} steps, noise calibrated to each epsilon.{beside}"
     )
 
 

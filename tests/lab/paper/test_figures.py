@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from adadp_lab import paper as reproduce
 from adadp_lab.bench import plots
+from adadp_lab.bench.report import write_report
 from adadp_lab.paper.paper_records import Records
+from adadp_lab.paper.render import same_drawing
 from adadp_lab.report import front_page
+from adadp_lab.report.figures import save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -115,6 +118,20 @@ def test_what_the_paper_prints_stands_beside_the_same_epsilon_only(drawn: dict[s
         assert "PLD" in true.get_xlabel()
         assert not any("paper's Table 1" in str(line.get_label()) for line in true.lines)
     assert "DPSGD, the same net and lots" in {line.get_label() for line in drawn["table1-mnist"].axes[1].lines}
+
+
+def test_pictures_that_are_committed_are_those_of_their_records(drawn: dict[str, Figure], tmp_path: Path) -> None:
+    """Those of the benchmark and README's; `make results-check` compares the paper's."""
+    bench, kept = ROOT / "results" / "bench", {"accuracy": ROOT / "results" / "shapes" / "accuracy.svg"}
+    save(drawn["accuracy"], tmp_path, "accuracy")
+    for path in bench.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    written = write_report(tmp_path)
+    assert (tmp_path / "tables.md").read_text() == (bench / "tables.md").read_text()
+    kept |= {path.stem: bench / path.name for path in written if path.suffix == ".svg"}
+    assert len(kept) == 5
+    for name, committed in kept.items():
+        assert same_drawing((tmp_path / f"{name}.svg").read_text(), committed.read_text()), name
 
 
 def test_a_legend_in_the_way_and_a_line_without_a_name_are_found() -> None:

@@ -154,10 +154,12 @@ def test_what_diverged_is_compared_up_to_there():
 
 
 def test_figures_in_the_findings_are_those_of_the_results():
-    """Every number with a decimal point on the page stands in a table, in CLAIMS.md or in the audit."""
+    """Every number with a decimal point on the page stands in a table, in CLAIMS.md, the audit or the features."""
     page = (ROOT / "docs" / "findings.md").read_text()
     audit = ROOT / "results" / "audit" / "adadp-lot" / "audit.md"
-    made = "\n".join(path.read_text() for path in [*sorted(RESULTS.folder.glob("*.md")), ROOT / "CLAIMS.md", audit])
+    features = ROOT / "results" / "features" / "features.md"
+    pages = [*sorted(RESULTS.folder.glob("*.md")), ROOT / "CLAIMS.md", audit, features]
+    made = "\n".join(path.read_text() for path in pages)
     numbers = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", page))
     known = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", made))
     assert len(numbers) > 20
