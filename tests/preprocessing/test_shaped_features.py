@@ -18,7 +18,7 @@ PUBLIC = PublicDirections.of(np.random.default_rng(1).normal(size=(300, 30)).ast
 
 
 def fitted(**settings: object) -> ShapedFeatures:
-    return ShapedFeatures(**settings).fit(ROWS, public=PUBLIC)
+    return ShapedFeatures(12, **{"power": 1.0, **settings}).fit(ROWS, public=PUBLIC)
 
 
 class Charges:
@@ -77,7 +77,7 @@ def test_what_is_released_hides_a_row(what: str, row: np.ndarray, monkeypatch: p
     wide[0, :12] = row
     with np.errstate(over="ignore"):
         for rows in (ROWS, np.vstack([ROWS, wide])):
-            ShapedFeatures(**settings).fit(rows, public=PUBLIC)
+            ShapedFeatures(12, **settings).fit(rows, public=PUBLIC)
     (without, bound), (with_it, _) = seen
     assert np.isfinite(with_it).all()
     assert np.linalg.norm(with_it - without) <= bound * (1 + 1e-9)
@@ -89,7 +89,7 @@ def test_what_is_released_hides_a_row(what: str, row: np.ndarray, monkeypatch: p
 def test_each_release_is_charged_before_it_is_made_and_planned_beforehand() -> None:
     for settings in ({}, {"mean_noise_multiplier": 7.0}, {"moments_noise_multiplier": 9.0},
                      {"mean_noise_multiplier": 7.0, "moments_noise_multiplier": 9.0}):  # fmt: skip
-        charges, estimator = Charges(), ShapedFeatures(**settings)
+        charges, estimator = Charges(), ShapedFeatures(12, **settings)
         estimator.fit(ROWS, public=PUBLIC, ledger=charges)
         assert tuple(charges.events) == estimator.events_ == estimator.planned_events()
         assert [event.noise_multiplier for event in estimator.events_] == list(settings.values())
@@ -98,7 +98,7 @@ def test_each_release_is_charged_before_it_is_made_and_planned_beforehand() -> N
 def test_a_budget_that_does_not_hold_it_releases_nothing() -> None:
     from adadp.accounting.budget import Budget
 
-    estimator = ShapedFeatures(0.5, 0.5)
+    estimator = ShapedFeatures(12, 0.5, 0.5)
     with pytest.raises(BudgetExhaustedError), Ledger().start({}, budget=Budget(0.1, 1e-5)) as charged:
         estimator.fit(ROWS, public=PUBLIC, ledger=charged)
     assert not hasattr(estimator, "scale_")
@@ -113,7 +113,7 @@ def test_noise_is_there_and_differs_each_time() -> None:
 
 
 def test_without_paid_parts_nothing_of_the_rows_is_learnt() -> None:
-    one, other = fitted(), ShapedFeatures().fit(ROWS[:3] * -7, public=PUBLIC)
+    one, other = fitted(), ShapedFeatures(12).fit(ROWS[:3] * -7, public=PUBLIC)
     for name in ("mean_", "vectors_", "values_", "offset_", "scale_"):
         assert np.array_equal(getattr(one, name), getattr(other, name))
 
@@ -122,7 +122,7 @@ def test_without_paid_parts_nothing_of_the_rows_is_learnt() -> None:
 
 
 def test_with_little_noise_the_mean_is_off_and_coordinates_are_those_of_the_data() -> None:
-    estimator = fitted(mean_noise_multiplier=1e-3, moments_noise_multiplier=1e-3, exponent=0.5, damping=1e-6)
+    estimator = fitted(mean_noise_multiplier=1e-3, moments_noise_multiplier=1e-3)
     made = estimator.transform(ROWS).astype(np.float64)
     assert np.abs(made.mean(axis=0)).max() < 1e-3
     units = ((unit_length(ROWS) - PUBLIC.mean) @ estimator.vectors_) - estimator.offset_
@@ -135,7 +135,7 @@ def test_with_little_noise_the_mean_is_off_and_coordinates_are_those_of_the_data
 @pytest.mark.parametrize("settings", [{}, {"mean_noise_multiplier": 1.0}, {"moments_noise_multiplier": 1.0}])
 def test_rows_are_about_of_norm_one_whatever_their_number(settings: dict[str, float]) -> None:
     for rows in (ROWS, ROWS[:50]):
-        made = ShapedFeatures(**settings).fit(rows, public=PUBLIC).transform(ROWS)
+        made = ShapedFeatures(12, **settings).fit(rows, public=PUBLIC).transform(ROWS)
         assert 0.5 < np.linalg.norm(made, axis=1).mean() < 2
 
 
@@ -166,10 +166,11 @@ def test_it_is_stored_and_read_again(tmp_path) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="30 features"):
-        ShapedFeatures().fit(ROWS, public=PublicDirections.of(ROWS[:, :5], 3))
-    with pytest.raises(ConfigurationError, match="damping"):
-        ShapedFeatures(damping=0.0).fit(ROWS, public=PUBLIC)
+        ShapedFeatures(3).fit(ROWS, public=PublicDirections.of(ROWS[:, :5], 3))
+    for settings in ({"power": 0.0}, {"directions": 0}):
+        with pytest.raises(ConfigurationError, match=next(iter(settings))):
+            ShapedFeatures(**settings).fit(ROWS, public=PUBLIC)
     with pytest.raises(ConfigurationError, match="500 rows"):
-        ShapedFeatures().fit(ROWS, public=PUBLIC, persons=[1, 2])
+        ShapedFeatures(12).fit(ROWS, public=PUBLIC, persons=[1, 2])
     with pytest.raises(ConfigurationError, match="shape"):
         fitted().transform(ROWS[:, :5])

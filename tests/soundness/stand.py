@@ -37,7 +37,7 @@ from adadp.gradients import Capture, Gradients
 from adadp.mechanism.step import PrivateStep
 from adadp.randomness import Randomness
 from adadp.sampling.lot import Lot, Microbatch
-from adadp.shapes import Shape, Source
+from adadp.shapes import Known, Shape, Source
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
@@ -134,6 +134,8 @@ def _source(kind: str, world: World, dtype: torch.dtype) -> Source:
         return Probe(synthetic, count=6, every=1)
     if kind == "public":
         return Public([world.inputs(6, torch.Generator().manual_seed(5), dtype)], count=6, every=2, loss=linear_loss)
+    if kind == "known":
+        return Known(torch.linspace(0, 2, world.shape[-1]))
     if kind == "released":
         return Released(decay=0.5)
     if kind == "paid":
@@ -170,7 +172,7 @@ def untried(base: type[Any], tried: set[type[Any]]) -> list[type[Any]]:
 SHAPES = ("diagonal", "full", "low rank", "rows and columns", "partly wide")
 SOURCES = ("probe", "public", "released", "paid", "raw")
 NEW_SHAPES = {kind.__name__: kind for kind in untried(Shape, {Diagonal, Kronecker})}
-NEW_SOURCES = {kind.__name__: kind for kind in untried(Source, {Probe, Public, Released, Paid, Raw})}
+NEW_SOURCES = {kind.__name__: kind for kind in untried(Source, {Probe, Public, Known, Released, Paid, Raw})}
 Maker = Callable[[World, torch.dtype], Clipping]
 
 
@@ -200,6 +202,8 @@ CLIPPINGS: dict[str, Maker] = {
     **{f"local, {source}, off": _local(source, 1e9) for source in ("raw", "paid")},
     **{f"local, {source}, on": _local(source, 0.0) for source in SOURCES},
     **{f"ellipsoid, {shape}, {source}": _ellipsoid(shape, source) for shape in SHAPES for source in SOURCES},
+    # It knows of weights alone, so that a box, which is one for each parameter, stays off elsewhere.
+    **{f"ellipsoid, {shape}, known": _ellipsoid(shape, "known") for shape in SHAPES},
     "grouped": lambda world, dtype: Grouped({"*bias": Flat(0.3), "*": Automatic(2.0)}),
     "grouped, adaptive": lambda world, dtype: Grouped({"*bias": Adaptive(0.3), "*": Adaptive(2.0, share=0.5)}),
     "grouped, shaped": lambda world, dtype: Grouped(

@@ -16,7 +16,7 @@ from adadp import Flat, Paid, Probe, Public, Raw, Released
 from adadp.accounting.events import Neighbours
 from adadp.clipping import BY_NAME, by_name, discover, register
 from adadp.errors import ConfigurationError
-from adadp.shapes import Source
+from adadp.shapes import Known, Source
 from soundness.stand import WORLDS, Stand, new_clippings, untried
 from soundness.test_sensitivity import worst
 
@@ -71,7 +71,7 @@ def test_one_that_understates_its_sensitivity_is_found_out(folder: Path) -> None
 
 
 def test_a_source_is_one_class(folder: Path) -> None:
-    named = {Probe, Public, Released, Paid, Raw}
+    named = {Probe, Public, Known, Released, Paid, Raw}
     assert not untried(Source, named)
     (folder / "mine_too.py").write_text(SOURCE)
     assert [kind.__name__ for kind in untried(Source, named)] == ["Mine"]

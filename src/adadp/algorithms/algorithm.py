@@ -21,7 +21,7 @@ from adadp.errors import ConfigurationError
 from adadp.mechanism.optimizer import PrivateOptimizer
 from adadp.mechanism.replay import TrainingStep
 from adadp.sampling.loader import PrivateLoader
-from adadp.shapes import InputMaker, Probe
+from adadp.shapes import InputMaker, Probe, Source
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Task:
     probes: InputMaker | None = None
     delta: float = 1e-5
     beside: tuple[tuple[Event, int], ...] = ()  # what else is charged to the same budget
+    source: Source | None = None  # of shapes, where more is known than probes show
 
     def probe(self, count: int, every: int) -> Probe:
         """A source of shapes from this task's probes."""

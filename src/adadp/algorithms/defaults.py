@@ -68,6 +68,11 @@ def learning_rate(max_grad_norm: float, lot: int, steps: int, noise_multiplier: 
     return min(NOISE_WALK / walk, LARGEST_STEP / max_grad_norm)
 
 
+def rate_for_walk(walk: float, max_grad_norm: float, lot: int, steps: int, noise_multiplier: float) -> float:
+    """The rate at which the noise of all steps would move a weight by `walk`, if each moved it by lr * noise."""
+    return walk * lot / (max_grad_norm * noise_multiplier * math.sqrt(steps))
+
+
 def default_lot(examples: int) -> int:
     """About 4 sqrt(N), from the size of the dataset alone: 980 of 60,000 examples, 152 of 1,438."""
     return max(1, min(examples, round(4 * math.sqrt(examples))))

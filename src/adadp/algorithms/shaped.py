@@ -29,7 +29,7 @@ class ShapedNoise(Algorithm):
         settings = self.settings
         if self.sound:  # an ellipsoid whose axes follow the gradients of synthetic inputs: that costs nothing
             shape = Kronecker(settings["before"], settings["after"], damping=settings["damping"], rank=settings["rank"])
-            source = task.probe(settings["probes"], settings["refresh"])
+            source = task.source or task.probe(settings["probes"], settings["refresh"])
             return Ellipsoid(settings["max_grad_norm"], shape=shape, source=source)
         box = {key: settings[key] for key in ("beta", "threshold")}
         if self.reading == "lot":

@@ -85,6 +85,9 @@ class RunOptions:
     rows_per_person: Annotated[int | None, option("Most rows of one person in a lot. [8]")] = None
     image_size: Annotated[str | None, option("Resize images of your own, such as 32x32.")] = None
     data_dir: DataDirOption = None
+    recipe: Annotated[
+        str | None, option("Settings that go together: auto, none, or a name (docs/recipes.md). [auto for images]")
+    ] = None
     model: Annotated[str | None, option("tanh-cnn, paper, linear, mlp, resnet. [auto]", values=completion.MODELS)] = (
         None
     )
@@ -112,6 +115,9 @@ class RunOptions:
     epochs: Annotated[float | None, option("How long, in passes over the data.")] = None
     steps: Annotated[int | None, option("Or how long in steps. [600]")] = None
     lr: Annotated[float | None, option("Learning rate at the start. [the algorithm's]")] = None
+    noise_walk: Annotated[
+        float | None, option("Or how far noise moves a weight in all, which chooses the rate. [the recipe's]")
+    ] = None
     schedule: Annotated[
         str | None, option("constant, linear, exponential, cosine. [the algorithm's]", values=completion.SCHEDULES)
     ] = None
@@ -124,6 +130,12 @@ class RunOptions:
         float | None, option("Project images by DP-PCA with this noise; its cost is in the printed epsilon.")
     ] = None
     pca_components: Annotated[int | None, option("Directions that DP-PCA keeps. [60]")] = None
+    features: Annotated[str | None, option("What images are trained on: pixels, scattering. [the recipe's]")] = None
+    directions: Annotated[int | None, option("Directions of features that are kept. [1500]")] = None
+    mean_share: Annotated[float | None, option("Part of the budget for the mean of features. [0]")] = None
+    moments_share: Annotated[float | None, option("Part of the budget for their second moments. [0]")] = None
+    feature_power: Annotated[float | None, option("Features are raised to this power, at most 1. [0.5]")] = None
+    no_cache: Annotated[bool | None, option("Keep no copy of features in your cache folder.", "--no-cache")] = None
     preprocessing_share: Annotated[
         float | None, option("Part of the budget for the scales of a table's columns. [0.1]")
     ] = None
@@ -175,6 +187,8 @@ class RunOptions:
             ("noise_multiplier", "epsilon"),
             ("steps", "epochs"),
             ("epochs", "steps"),
+            ("lr", "noise_walk"),
+            ("noise_walk", "lr"),
         ):
             if given[one] is not None and given[other] is None:
                 values.pop(other, None)

@@ -1,8 +1,8 @@
-"""Fixed features in the coordinates of a shape: public directions, and in them a paid mean and paid second moments.
+"""Fixed features in public directions, and in them a paid mean and paid second moments.
 
-A private linear layer gains from features whose mean is taken off and whose large directions are made smaller: what is
-left of an example's gradient is spread evenly over the noise. Directions come from synthetic examples, which are
-public; mean and second moments of the data inside them are few enough numbers to be released with little budget.
+A private linear layer gains from features whose mean is taken off, and from knowing how large they are in each
+direction: that is the shape of its gradients. Directions come from synthetic examples, which are public; mean and
+second moments of the data inside them are few enough numbers to be released with little of the budget.
 """
 
 from __future__ import annotations
@@ -53,31 +53,42 @@ class PublicDirections:
     values: Floats
 
     @classmethod
-    def of(cls, rows: Floats, count: int) -> PublicDirections:
-        """The `count` largest directions of public rows (n, features); fewer, where there are no more."""
-        unit: Array = unit_length(rows).astype(np.float64)
+    def of(cls, rows: Floats, count: int, power: float = 1.0) -> PublicDirections:
+        """The `count` largest directions of powers of public rows (n, features); fewer, where there are no more."""
+        unit: Array = unit_length(rows, power).astype(np.float64)
         mean = unit.mean(axis=0)
         centred = unit - mean
+        count = min(count, most_directions(*rows.shape))
         if len(rows) < rows.shape[1]:  # the same from inner products of rows, of which there are fewer
             values, left = np.linalg.eigh(centred @ centred.T / len(rows))
-            vectors = centred.T @ left / np.sqrt(np.maximum(values, 1e-300) * len(rows))
+            top = np.argsort(values)[::-1][:count]
+            vectors = np.linalg.qr(centred.T @ left[:, top])[0]
         else:
             values, vectors = np.linalg.eigh(centred.T @ centred / len(rows))
-        top = np.argsort(values)[::-1][:count]
-        top = top[values[top] > 1e-9 * values[top[0]]]
-        vectors = vectors[:, top]
+            top = np.argsort(values)[::-1][:count]
+            vectors = vectors[:, top]
         # An eigenvector's sign is arbitrary; fixing it makes runs equal across LAPACK builds.
-        peak = vectors[np.abs(vectors).argmax(axis=0), np.arange(len(top))]
+        peak = vectors[np.abs(vectors).argmax(axis=0), np.arange(count)]
         vectors = vectors * np.where(peak < 0, -1.0, 1.0)
-        return cls(mean.astype(np.float32), vectors.astype(np.float32), values[top].astype(np.float32))
+        return cls(mean.astype(np.float32), vectors.astype(np.float32), np.maximum(values[top], 0).astype(np.float32))
 
 
-def unit_length(rows: npt.NDArray[Any]) -> Floats:
-    """Rows at norm 1, float32; those that are zero or not finite become zero. Each row depends on itself alone."""
+def most_directions(rows: int, features: int) -> int:
+    """How many directions so many public rows have about their mean."""
+    return min(features, max(1, rows - 1))
+
+
+def unit_length(rows: npt.NDArray[Any], power: float = 1.0) -> Floats:
+    """Signed powers of rows, at norm 1, float32; those that are zero or not finite become zero.
+
+    Each row depends on itself alone.
+    """
     wide: npt.NDArray[Any] = np.asarray(rows, dtype=np.float32)
     wide = np.where(np.isfinite(wide).all(axis=1, keepdims=True), wide, np.float32(0))
     largest = np.abs(wide).max(axis=1, keepdims=True, initial=0)
     wide = wide / np.where(largest > 0, largest, 1)
+    if power != 1:
+        wide = np.copysign(np.sqrt(np.abs(wide)) if power == 0.5 else np.abs(wide) ** power, wide)
     length = np.sqrt(np.square(wide).sum(axis=1, keepdims=True))
     return np.asarray(wide / np.where(length > 0, length, 1), dtype=np.float32)
 
@@ -104,7 +115,7 @@ def bounded_sum(rows: npt.NDArray[Any], weights: Array | None = None) -> Array:
 
 
 class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Rows at unit norm, in public directions, less a paid mean, divided by a power of public or paid variances.
+    """Powers of rows at unit norm, in public directions or paid principal ones among them, less a public or paid mean.
 
     Formal guarantee: `fit` is at most two Gaussian events under add-or-remove-one neighbours, the mean's of
     `mean_noise_multiplier` and the second moments' of `moments_noise_multiplier`, both in `events_`. Public directions
@@ -112,28 +123,30 @@ class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     Parameters
     ----------
+    directions : how many of the public directions are used, the largest first.
     mean_noise_multiplier : None takes the mean of the public rows instead, for nothing.
     moments_noise_multiplier : None takes the variances of the public rows instead, for nothing.
-    exponent : coordinates are divided by variance^exponent; 0 leaves them.
-    damping : added to the variances, whose mean is 1.
+    power : of each feature, with its sign, before the row is brought to norm 1.
     random_state : None for the system's entropy; an int for tests and papers.
+
+    Fitted: `moments_`, second moments of the coordinates that `transform` makes, public or released; `events_`.
 
     The noise of second moments can make eigenvalues negative; those below the noise's own spread count as that.
     """
 
     def __init__(
         self,
+        directions: int = 1500,
         mean_noise_multiplier: float | None = None,
         moments_noise_multiplier: float | None = None,
         *,
-        exponent: float = 0.25,
-        damping: float = 1e-2,
+        power: float = 0.5,
         random_state: int | None = None,
     ) -> None:
+        self.directions = directions
         self.mean_noise_multiplier = mean_noise_multiplier
         self.moments_noise_multiplier = moments_noise_multiplier
-        self.exponent = exponent
-        self.damping = damping
+        self.power = power
         self.random_state = random_state
 
     def planned_events(self) -> tuple[Gaussian, ...]:
@@ -164,16 +177,17 @@ class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             raise ConfigurationError(
                 f"X has {X.shape[1]} features, and the public directions are of {len(public.mean)}"
             )
-        self.mean_, self.vectors_ = public.mean, public.vectors
-        self.values_, self.offset_ = public.values.astype(np.float64), np.zeros(public.vectors.shape[1])
+        if self.directions > public.vectors.shape[1]:
+            raise ConfigurationError(f"directions must be at most {public.vectors.shape[1]}, not {self.directions}")
+        self.mean_, self.vectors_ = public.mean, public.vectors[:, : self.directions]
+        self.values_, self.offset_ = public.values[: self.directions].astype(np.float64), np.zeros(self.directions)
         self.events_: tuple[Gaussian, ...] = ()
         if self.mean_noise_multiplier is not None:
             self._learn_mean(X, weights, seed, ledger)
         if self.moments_noise_multiplier is not None:
             self._learn_moments(X, weights, seed, ledger)
-        shape = (self.values_ / self.values_.mean() + self.damping) ** -self.exponent
-        # A typical row has norm 1: of an ellipsoid of these variances.
-        self.scale_ = shape / math.sqrt(float((shape**2 * self.values_).sum()))
+        self.scale_ = 1 / math.sqrt(max(float(self.values_.sum()), 1e-12))  # a typical row then has norm 1
+        self.moments_ = self.values_ * self.scale_**2
         self.n_features_in_ = len(public.mean)
         self.assumptions_ = (neighbours_differ(persons), *seed_assumption(seed))
         return self
@@ -188,7 +202,9 @@ class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         assert self.mean_noise_multiplier is not None
         vectors = self.vectors_.astype(np.float64)
         reach = math.sqrt(np.abs(vectors.T @ vectors).sum(axis=1).max(initial=1.0))
-        total = np.sum([bounded_sum(unit - self.mean_, part) for unit, part in _parts(rows, weights)], axis=0)
+        total = np.sum(
+            [bounded_sum(unit - self.mean_, part) for unit, part in _parts(rows, self.power, weights)], axis=0
+        )
         noisy, event = release(
             np.append(total[:-1] @ vectors / reach, total[-1]),
             sensitivity=mean_sensitivity(), noise_multiplier=self.mean_noise_multiplier, random_state=seed,
@@ -206,7 +222,9 @@ class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         # As long as zz' in Frobenius norm, which is |z|^2 <= 1, with half the variance off the diagonal (DPPCA).
         isometric = np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
         vectors = self.vectors_.astype(np.float64)
-        inside = (((unit - self.mean_) @ vectors - self.offset_, each) for unit, each in _parts(rows, weights))
+        inside = (
+            ((unit - self.mean_) @ vectors - self.offset_, each) for unit, each in _parts(rows, self.power, weights)
+        )
         noisy, event = release(
             sum(second_moments(part, each) for part, each in inside) * isometric,
             sensitivity=1.0, noise_multiplier=self.moments_noise_multiplier, random_state=seed,
@@ -227,27 +245,27 @@ class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.events_ += (event,)
 
     def _check(self) -> None:
-        if not (math.isfinite(self.exponent) and math.isfinite(self.damping) and self.damping > 0):
-            raise ConfigurationError(
-                f"exponent must be finite and damping above 0, not {self.exponent!r} and {self.damping!r}"
-            )
+        if self.directions < 1:
+            raise ConfigurationError(f"directions must be at least 1, not {self.directions}")
+        if not 0 < self.power <= 1:
+            raise ConfigurationError(f"power must be above 0 and at most 1, not {self.power!r}")
 
     def transform(self, X: Any) -> Floats:  # noqa: N803
         """Coordinates of rows (n, features), float32, shape (n, directions)."""
         check_is_fitted(self)
         if X.ndim != 2 or X.shape[1] != self.n_features_in_:
             raise ConfigurationError(f"X must have shape (n, {self.n_features_in_}), not {tuple(X.shape)}")
-        mean, onto = self.mean_, self.vectors_ * self.scale_.astype(np.float32)
+        mean, onto = self.mean_, self.vectors_ * np.float32(self.scale_)
         offset = (self.offset_ * self.scale_).astype(np.float32)
-        return np.concatenate([(unit - mean) @ onto - offset for unit, _ in _parts(X, None)])
+        return np.concatenate([(unit - mean) @ onto - offset for unit, _ in _parts(X, self.power, None)])
 
     @property
     def _n_features_out(self) -> int:
         return int(self.vectors_.shape[1])
 
 
-def _parts(rows: Any, weights: Array | None) -> Iterator[tuple[Floats, Array | None]]:
+def _parts(rows: Any, power: float, weights: Array | None) -> Iterator[tuple[Floats, Array | None]]:
     """A few rows at a time at unit norm, with their weights: all at once would be large."""
     for first in range(0, max(1, len(rows)), _AT_A_TIME):
         part = slice(first, first + _AT_A_TIME)
-        yield unit_length(np.asarray(rows[part])), None if weights is None else weights[part]
+        yield unit_length(np.asarray(rows[part]), power), None if weights is None else weights[part]

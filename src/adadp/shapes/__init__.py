@@ -5,6 +5,7 @@ soundness tests find them, and make new ones without arguments.
 """
 
 from adadp.shapes.diagonal import Diagonal
+from adadp.shapes.known import Known
 from adadp.shapes.kronecker import Kronecker
 from adadp.shapes.paid import Paid
 from adadp.shapes.raw import Raw
@@ -13,4 +14,16 @@ from adadp.shapes.shape import Shape
 from adadp.shapes.source import Source
 from adadp.shapes.synthetic import InputMaker, Probe, Public
 
-__all__ = ["Diagonal", "InputMaker", "Kronecker", "Paid", "Probe", "Public", "Raw", "Released", "Shape", "Source"]
+__all__ = [
+    "Diagonal",
+    "InputMaker",
+    "Known",
+    "Kronecker",
+    "Paid",
+    "Probe",
+    "Public",
+    "Raw",
+    "Released",
+    "Shape",
+    "Source",
+]

@@ -4,6 +4,7 @@
 | -------- | ------------------------------------------------ | ------------------------------------------------- |
 | Probe    | synthetic inputs through the current weights     | none: no data, and the weights are released       |
 | Public   | public data through the current weights          | none                                              |
+| Known    | a layer's inputs, public or charged before       | none                                              |
 | Released | gradients that were released already             | none: post-processing                             |
 | Paid     | noisy row and column energies of the same lot    | a share of the step's own Gaussian event          |
 | Raw      | the lot's gradients as they are (as published)   | no proof covers it: the guarantee is *none*       |

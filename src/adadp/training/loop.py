@@ -216,7 +216,7 @@ class _Execution:
         )
         self.charged.append(charged.id)
         with charged:
-            estimator.fit(prepared.raw(self.plan.train), ledger=charged, persons=self.plan.train.persons)
+            prepared.fit(estimator, self.plan.train, ledger=charged, keep=not self.settings.no_cache)
         if self.plan.resumable:
             checkpoints.note_preprocessing(self._place, charged.id)
             preprocessing.save(fitted, estimator)
@@ -288,8 +288,10 @@ class _Execution:
     def _train(self, estimator: prepared.Estimator | None) -> tuple[nn.Module, int]:
         """The trained part of the model, and how many steps were made."""
         plan = self.plan
-        inputs, tested = prepared.rows(plan.train, estimator), prepared.rows(plan.test, estimator)
+        keep = not self.settings.no_cache
+        inputs, tested = (prepared.rows(part, estimator, keep=keep) for part in (plan.train, plan.test))
         probes = prepared.probes_for(plan.train, estimator)
+        self.source = prepared.known_shape(estimator)
         model, inputs, tested, probes = self._features(inputs, tested, probes)
         model, self.test = model.to(plan.device), tested.to(plan.device)
         return model, self._steps(model, inputs.to(plan.device), plan.train.labels.to(plan.device), probes)
@@ -416,7 +418,7 @@ class _Execution:
             budget=budget,
             resume=resume,
         )
-        task = algorithms.Task(plan.lot, plan.steps, probes, plan.delta, beside)
+        task = algorithms.Task(plan.lot, plan.steps, probes, plan.delta, beside, self.source)
         _, private, lots = plan.algorithm.make_private(
             self.engine,
             module=model,

@@ -126,7 +126,7 @@ def _fitted(plan: Plan, made: Dataset | Table) -> prepared.Estimator | None:
     """The plan's preprocessing, fitted on made-up rows."""
     if plan.estimator is None:
         return None
-    return copy.deepcopy(plan.estimator).fit(prepared.raw(made), persons=made.persons)
+    return prepared.fit(copy.deepcopy(plan.estimator), made, ledger=None)
 
 
 def _steps(

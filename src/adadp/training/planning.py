@@ -21,7 +21,7 @@ from adadp.accounting.composition import Composition
 from adadp.accounting.events import Event, Gaussian, PoissonGaussian
 from adadp.accounting.ledger import Ledger
 from adadp.accounting.spending import DEFAULT_UNIT
-from adadp.algorithms.defaults import STEPS, default_delta, default_lot
+from adadp.algorithms.defaults import STEPS, default_delta, default_lot, rate_for_walk
 from adadp.data import Dataset, HeldOut, Table
 from adadp.data.labels import listed
 from adadp.distributed.group import Group
@@ -31,11 +31,12 @@ from adadp.persons import PERSON
 from adadp.preprocessing.noise_share import noise_multiplier_for_share
 from adadp.randomness import derived
 from adadp.sampling.units import Grouping, Units
-from adadp.training import class_weights, held_out
+from adadp.training import class_weights, held_out, recipes
 from adadp.training import preparation as prepared
 from adadp.training.dataset_ledger import Account, account_for, far_more_noise, little_room, nothing_left, standing
 from adadp.training.settings import Settings, parse_image_size, parse_range
 
+DEFAULT_ALGORITHM = "adadp"
 METRICS_SHARE = 0.02
 """Part of the budget that paid metrics take."""
 
@@ -75,9 +76,15 @@ class Plan:
         resumed: bool = False,
         group: Group | None = None,
     ) -> None:
+        pair = read(settings, None if settled is None else settled.split) if outline is None else outline
+        self.train, self.test, self.split_seed = pair.train, pair.test, pair.seed
+        chosen = recipes.Chosen(settings, None) if resumed else recipes.resolve(settings, self.train)
+        settings = chosen.settings
         self.settings, self._settled, self.resumed = settings, settled, resumed
         self.group = Group() if group is None else group
-        self.algorithm = algorithms.create(settings.algorithm, settings.reading, settings.for_algorithm())
+        self.algorithm = algorithms.create(
+            settings.algorithm or DEFAULT_ALGORITHM, settings.reading, settings.for_algorithm()
+        )
         self.algorithm.refuse_several(self.group)
         self.device = device_of(settings.device)
         if not self.group.alone:
@@ -86,8 +93,6 @@ class Plan:
             raise ConfigurationError(
                 f"no model is called {settings.model!r}; there are auto, {', '.join(sorted(models.MODELS))}"
             )
-        pair = read(settings, None if settled is None else settled.split) if outline is None else outline
-        self.train, self.test, self.split_seed = pair.train, pair.test, pair.seed
         self.units = units_of(settings, self.train, self.algorithm)
         self.class_weights = class_weights.declared(settings.class_weights, self.train.classes)
         if settings.class_weights is not None and "max_grad_norm" not in settings.for_algorithm():
@@ -106,7 +111,9 @@ class Plan:
             settings, self.dataset_name, self.algorithm, own_data=self.own_data and bool(settings.dataset),
             delta=self.delta, unit=self.unit,
         )  # fmt: skip
-        self.notices: tuple[str, ...] = ()  # lines to print before the run starts
+        self.notices: tuple[str, ...] = (
+            () if chosen.said is None else (chosen.said,)
+        )  # lines to print before the run starts
         self.epsilon: float | None = None
         self.estimator: prepared.Estimator | None = None
         self.noise_multiplier = self._settle()
@@ -122,6 +129,11 @@ class Plan:
             self.model = models.build(self.model_name, self.input_shape, len(self.train.classes))
         if self.noise_multiplier is not None:
             weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+            if settings.noise_walk is not None and self.algorithm.settings["lr"] is None:
+                bound = self.algorithm.settings["max_grad_norm"]
+                self.algorithm.settings["lr"] = rate_for_walk(
+                    settings.noise_walk, bound, self.lot, self.steps, self.noise_multiplier
+                )
             self.algorithm.settle(
                 lot=self.lot, steps=self.steps, noise_multiplier=self.noise_multiplier, weights=weights
             )
@@ -129,7 +141,7 @@ class Plan:
     def _choose_model(self) -> str:
         """A linear layer for vectors of text, which a hidden layer would only bury in noise; else by the shape."""
         text = isinstance(self.train, Table) and "text" in self.train.kinds.values()
-        return "linear" if text else models.choose(self.input_shape)
+        return "linear" if text or self.settings.features == "scattering" else models.choose(self.input_shape)
 
     # ---- how much noise ---------------------------------------------------------------------------------------------
 
@@ -200,8 +212,16 @@ class Plan:
             if epsilon is None:
                 raise ConfigurationError(f"{self.algorithm} is not private: there is no budget to pay metrics from")
             self.metrics_noise = noise_multiplier_for_share(epsilon, self.delta, METRICS_SHARE)
+
+        def noise_for_share(share: float) -> float:
+            if epsilon is None:
+                raise ConfigurationError(f"{self.algorithm} is not private: leave mean_share and moments_share out")
+            return noise_multiplier_for_share(epsilon, self.delta, share)
+
         self.estimator = prepared.estimator_for(
             self.train,
+            of_features=of_features(settings),
+            noise_for_share=noise_for_share,
             pca_noise_multiplier=settings.pca_noise_multiplier,
             pca_components=settings.pca_components,
             table_noise_multiplier=sigma,
@@ -356,6 +376,7 @@ class Plan:
             **asked,
             "delta": self.delta,
             "model": self.model_name,
+            "algorithm": self.algorithm.name,
             "reading": self.algorithm.reading or None,
             "epsilon": self.epsilon,
             "noise_multiplier": self.noise_multiplier,
@@ -372,6 +393,24 @@ OF_OWN_DATA = (
     "number", "category", "text", "date", "ignore", "decimal_comma", "person",
 )  # fmt: skip
 """Settings that say how data of one's own is to be read."""
+
+
+def of_features(settings: Settings) -> prepared.OfFeatures | None:
+    """How features are to be prepared; None where pixels are trained on."""
+    given: dict[str, Any] = {
+        "directions": settings.directions,
+        "mean_share": settings.mean_share,
+        "moments_share": settings.moments_share,
+        "feature_power": settings.feature_power,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if settings.features == "scattering":
+        return prepared.OfFeatures(**{name.replace("feature_", ""): value for name, value in given.items()})
+    if given:
+        raise ConfigurationError(
+            f"{next(iter(given))} goes with features: give features= (scattering), or leave it out"
+        )
+    return None
 
 
 def read_options(settings: Settings) -> dict[str, Any]:

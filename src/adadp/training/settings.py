@@ -33,6 +33,11 @@ class Settings:
     `person` names a column that says whose a row is: the guarantee is then for all rows of one person, of which
     `rows_per_person` at most are in a lot, and `lot` counts persons.
 
+    `recipe` names settings that go together (`adadp.training.recipes`); each that is given here wins over the recipe's.
+    `features` "scattering" trains on fixed features of images, in `directions` that synthetic images have, of which a
+    paid mean and paid second moments take `mean_share` and `moments_share` of the budget. Features are kept in the
+    user's cache folder unless `no_cache` is set. `noise_walk` chooses the learning rate: how far noise moves a weight.
+
     Runs on a file or folder of your own are charged to one ledger beside it, `epsilon` is then for the run alone and
     `budget` for all of them together. With a `ledger` of another place, `epsilon` is for everything in it.
     `dataset_name` declares the data's name in either. A run that what is left allows only with far more noise, or for
@@ -59,8 +64,9 @@ class Settings:
     rows_per_person: int = MOST_ROWS
     image_size: str | None = None
     data_dir: str | None = None
+    recipe: str | None = None
     model: str = "auto"
-    algorithm: str = "adadp"
+    algorithm: str | None = None
     reading: str | None = None
     epsilon: float | None = None
     budget: float | None = None
@@ -71,12 +77,19 @@ class Settings:
     epochs: float | None = None
     steps: int | None = None
     lr: float | None = None
+    noise_walk: float | None = None
     schedule: str | None = None
     momentum: float | None = None
     max_grad_norm: float | None = None
     algorithm_settings: Mapping[str, Any] = field(default_factory=dict)
     pca_noise_multiplier: float | None = None
     pca_components: int = 60
+    features: str | None = None
+    directions: int | None = None
+    mean_share: float | None = None
+    moments_share: float | None = None
+    feature_power: float | None = None
+    no_cache: bool = False
     preprocessing_share: float = 0.1
     paid_metrics: bool = False
     class_weights: str | None = None
@@ -115,8 +128,25 @@ class Settings:
             )
         parse_range(self.target_range)
         class_weights.parse(self.class_weights)
+        self._check_features()
         if self.delta is not None and not 0 < self.delta < 1:
             raise ConfigurationError(f"delta must be above 0 and below 1, not {self.delta!r}")
+
+    def _check_features(self) -> None:
+        if self.features not in (None, "pixels", "scattering"):
+            raise ConfigurationError(f"features must be pixels or scattering, not {self.features!r}")
+        if self.features == "scattering" and self.pca_noise_multiplier is not None:
+            raise ConfigurationError("features and pca_noise_multiplier are two ways to prepare images: leave one out")
+        if self.lr is not None and self.noise_walk is not None:
+            raise ConfigurationError("give either lr= or noise_walk=, which chooses it")
+        for name in ("mean_share", "moments_share"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ConfigurationError(f"{name} must be in [0, 1), a part of the budget, not {value!r}")
+        for name in ("directions", "noise_walk"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigurationError(f"{name} must be a finite number above 0, not {value!r}")
 
     def for_algorithm(self) -> dict[str, Any]:
         """The numbers that go to the algorithm, without those that were not given."""
