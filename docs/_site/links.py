@@ -20,6 +20,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?=\))")
+NAMED = re.compile(r"\[(?P<text>[\w./-]+\.md)\]\((?P<target>[^)\s#]+\.md)(?P<anchor>#[^)\s]*)?\)")
+TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^(?P<fence>```+).*?^(?P=fence)$", re.MULTILINE | re.DOTALL)
 
 #: The path in the repository of each page that is not in docs/.
@@ -54,7 +56,19 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         there = posixpath.relpath(_uri(path), posixpath.dirname(here) or ".")
         return f"{link['before']}{there}{link['anchor'] or ''}"
 
-    return _outside_code(markdown, lambda text: LINK.sub(moved, text))
+    def titled(link: re.Match[str]) -> str:
+        title = _title(_path(here, link["target"]))
+        return f"[{title or link['text']}]({link['target']}{link['anchor'] or ''})"
+
+    return _outside_code(markdown, lambda text: LINK.sub(moved, NAMED.sub(titled, text)))
+
+
+def _title(path: str | None) -> str | None:
+    """What a page is called: a link whose text is its file's name reads better so where there are no files."""
+    if path is None or not (ROOT / path).is_file():
+        return None
+    found = TITLE.search((ROOT / path).read_text())
+    return None if found is None else found[1]
 
 
 def _outside_code(markdown: str, change: Callable[[str], str]) -> str:
