@@ -1,5 +1,7 @@
 """Figures on held-out rows: against scikit-learn's, and with noise that is paid for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -69,7 +71,7 @@ def test_a_weighted_run_is_judged_by_balanced_accuracy():
     rng = np.random.default_rng(0)
     wrong = sum(
         of_confusion(
-            confusion(rng.integers(0, 2, 1000), actual, 2) + rng.normal(0, 20, (2, 2)), names, 20 * 2**0.5, True
+            confusion(rng.integers(0, 2, 1000), actual, 2) + rng.normal(0, 20, (2, 2)), names, noise=20, balanced=True
         ).learnt
         for _ in range(200)
     )
@@ -129,12 +131,49 @@ def test_paid_figures_carry_noise_and_come_near_the_exact_ones():
     assert one.values["mae"] == pytest.approx(2.0, abs=0.1)
 
 
+def test_paid_figures_of_many_classes_are_right_on_average():
+    """Twenty classes have four hundred counts: their noise must not add up to rows that are not there."""
+    rng = np.random.default_rng(6)
+    actual = rng.integers(0, 20, 10_000)
+    guess = np.where(rng.random(10_000) < 0.8, actual, rng.integers(0, 20, 10_000))
+    names, counts = [f"c{i}" for i in range(20)], confusion(guess, actual, 20)
+    exact = of_confusion(counts, names)
+    runs = [of_confusion(counts + rng.normal(0, 29, (20, 20)), names, noise=29, rows=10_000) for _ in range(200)]
+    found = np.array([run.values["accuracy"] for run in runs])
+    assert found.mean() == pytest.approx(exact.values["accuracy"], abs=0.004)
+    assert found.std() == pytest.approx(runs[0].noise, rel=0.2)
+    assert np.mean([run.values["balanced_accuracy"] for run in runs]) == pytest.approx(0.81, abs=0.04)
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_person_of_a_hundred_rows_moves_paid_figures_by_at_most_one_unit(monkeypatch, kind):
+    seen = []
+
+    def watch(statistic, *, sensitivity, **given):
+        seen.append(statistic / sensitivity)
+        return statistic, None
+
+    monkeypatch.setattr(held_out, "release", watch)
+    ids = np.array([*range(20), *[99] * 100])
+    labels = [0] * 120 if kind == "classes" else [1.0] * 120
+    outputs = torch.full((120, 1), -1.0) if kind == "numbers" else torch.tensor([[0.0, 1.0, 0.0]]).repeat(120, 1)
+    make = numbers if kind == "numbers" else classes
+    for rows in (120, 20):
+        data = replace(make(labels[:rows]), persons=ids[:rows])
+        found = held_out.paid(data, outputs[:rows], 5.0, seed=1, ledger=Charged())
+        assert found.rows == len(set(ids[:rows]))
+    assert 0.9 < np.linalg.norm(seen[0] - seen[1]) <= 1
+
+
 def test_noise_alone_is_not_taken_for_learning():
     labels = [0] * 150 + [1] * 100 + [2] * 50
     outputs = torch.zeros(300, 3)
     outputs[:, 0] = 1.0
     learnt = [held_out.paid(classes(labels), outputs, 30.0, seed=s, ledger=Charged()).learnt for s in range(40)]
     assert sum(learnt) <= 6
+    found = held_out.paid(numbers([0.5] * 90), torch.full((90, 1), 0.49), 30.0, seed=1, ledger=Charged())
+    assert not found.learnt  # 90 rows are lost in such a noise, and that is what is said: not that nothing was learnt
+    assert "noise alone has a standard error of 5" in held_out.remark(found, ())
 
 
 def test_one_output_that_is_no_number_moves_paid_figures_as_any_other():

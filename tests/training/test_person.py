@@ -93,12 +93,24 @@ def test_what_cannot_be_done_for_persons_is_refused(visits: Path) -> None:
         plan(**options(visits, algorithm="agd"))
     with pytest.raises(ConfigurationError, match="never split"):
         plan(**options(visits, microbatch=4))
-    with pytest.raises(ConfigurationError, match="paid_metrics"):
-        plan(**options(visits, paid_metrics=True))
     with pytest.raises(ConfigurationError, match="lot must be in"):
         plan(**options(visits, lot=200))
     with pytest.raises(ConfigurationError, match="person goes with data of your own"):
         plan(dataset="digits", person="patient")
+
+
+def test_paid_figures_count_persons(visits: Path, tmp_path: Path) -> None:
+    paths = {"out": str(tmp_path / "run"), "ledger": str(tmp_path / "ledger.jsonl")}
+    result = train(**options(visits, paid_metrics=True, delta=1e-3, **paths))
+    assert result.metrics.rows == len(set(result.plan.test.persons)) < len(result.plan.test)
+    assert result.guarantee.unit == "one person"
+    assert result.guarantee.epsilon is not None
+    assert result.guarantee.epsilon <= 1.0
+    assert [run.unit for run in Ledger(tmp_path / "ledger.jsonl").runs] == ["one person"] * 3
+    other = tmp_path / "other.csv"
+    other.write_text("a,b,site,label\n1,1,N,yes\n2,2,S,no\n")
+    with pytest.raises(ConfigurationError, match="paid_metrics count persons, and the held-out data has no column"):
+        plan(**options(visits, test=str(other), paid_metrics=True))
 
 
 def test_images_of_persons(tmp_path: Path) -> None:

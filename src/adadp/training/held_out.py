@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from adadp.accounting.events import Gaussian
 from adadp.data import HELD_OUT_NOTE, NAMES, Dataset, Table
-from adadp.preprocessing.release import Charges, release
-from adadp.training.metrics import Metrics, confusion, of_classes, of_confusion, of_numbers
+from adadp.persons import keys_of
+from adadp.preprocessing.release import Charges, person_weights, release
+from adadp.training.metrics import Floats, Metrics, confusion, of_classes, of_confusion, of_numbers
 
 COVERED = (
     "figures on held-out rows are computed from counts that were released with noise: they are covered by the guarantee"
@@ -55,39 +56,45 @@ def paid(
     ledger: Charges,
     balanced: bool = False,
 ) -> Metrics:
-    """Metrics from a noised release of counts; `balanced` as in `exact`.
+    """Metrics from a noised release of counts; `balanced` as in `exact`. The number of held-out units is public.
 
     Guarantee:
         One `Gaussian(noise_multiplier)` event, charged before the release. Adding or removing a held-out row moves one
-        count by 1; or, where a number is predicted, a count by 1 and three sums of errors, in units of the declared
-        range, by at most 1, 1 and 1/2: 1.81 in L2 norm, for which 2 is taken.
+        count by 1; or, where a number is predicted, three sums of errors, in units of the declared range, by at most 1,
+        1 and 1/2: 1.5 in L2 norm. Where rows belong to persons they weigh 1 / their person's rows: what all rows of one
+        person add is a mean of such, and no longer.
 
     """
+    whose = person_weights(data.persons, len(data), ledger)
+    weights = np.ones(len(data)) if whose is None else whose
+    units = len(data) if data.persons is None else len(set(keys_of(data.persons)))
     if isinstance(data, Table) and data.target is not None:
-        return _paid_numbers(data, outputs, noise_multiplier, seed, ledger)
+        return _paid_numbers(data, outputs, noise_multiplier, weights, units, seed, ledger)
     predicted = outputs.argmax(1).numpy()
-    counts = confusion(predicted, data.labels.numpy(), len(data.classes))
+    counts = confusion(predicted, data.labels.numpy(), len(data.classes), weights)
     noised, _ = release(
         counts, sensitivity=1.0, noise_multiplier=noise_multiplier, random_state=seed, purpose="held-out", ledger=ledger
     )
-    return of_confusion(noised, data.classes, noise_multiplier * math.sqrt(len(data.classes)), balanced)
+    return of_confusion(noised, data.classes, noise=noise_multiplier, rows=units, balanced=balanced)
 
 
-def _paid_numbers(data: Table, outputs: Tensor, sigma: float, seed: int | None, ledger: Charges) -> Metrics:
+def _paid_numbers(
+    data: Table, outputs: Tensor, sigma: float, weights: Floats, units: int, seed: int | None, ledger: Charges
+) -> Metrics:
     assert data.target is not None
     low, high = data.target
     # Of the range. What is no number is as wrong as can be: one row must not make the release NaN.
     errors = ((outputs.squeeze(1).double().clamp(-1, 1) - data.labels.double()).abs() / 2).nan_to_num(nan=1.0).numpy()
     middle = np.abs(data.labels.double().numpy()) / 2  # of always naming the middle of the range, which is public
-    sums = np.array([len(errors), errors.sum(), (errors**2).sum(), middle.sum()], dtype=np.float64)
+    sums = np.stack([errors, errors**2, middle]) @ weights
     noised, _ = release(
-        sums, sensitivity=2.0, noise_multiplier=sigma, random_state=seed, purpose="held-out", ledger=ledger
+        sums, sensitivity=1.5, noise_multiplier=sigma, random_state=seed, purpose="held-out", ledger=ledger
     )
-    rows = max(float(noised[0]), 1.0)
-    mae, mse, constant = (max(float(value), 0.0) / rows for value in noised[1:])
+    mae, mse, constant = (max(float(value), 0.0) / max(units, 1) for value in noised)
     values = {"mae": mae * (high - low), "rmse": math.sqrt(mse) * (high - low)}
-    learnt = constant - mae > 4 * 2 * sigma / rows
-    return Metrics(values, constant * (high - low), rows, {}, learnt)
+    noise = 1.5 * sigma / max(units, 1)
+    learnt = constant - mae > 2 * math.sqrt(2) * noise
+    return Metrics(values, constant * (high - low), units, {}, learnt, noise * (high - low))
 
 
 def planned(noise_multiplier: float | None) -> tuple[Gaussian, ...]:
@@ -107,6 +114,11 @@ def remark(metrics: Metrics, classes: Sequence[str], *, balanced: bool = False) 
         said = f"accuracy {accuracy:.1%}, and always naming the most frequent class is right in {metrics.baseline:.1%}"
     else:
         said = f"mean absolute error {metrics.values['mae']:.4g}, and a constant guess has {metrics.baseline:.4g}"
+    if metrics.noise:
+        return (
+            f"these figures do not show that this run learnt anything ({said}; their noise alone has a standard error "
+            f"of {metrics.noise:.2g}). A larger epsilon, or more held-out rows (--test-fraction), would show more"
+        )
     return (
         f"this run learnt nothing that a constant guess does not know ({said}). Look at the kinds of the columns (is "
         "one free text, or an id?), at the budget (epsilon, number of rows), and at the learning rate"

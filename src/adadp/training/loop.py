@@ -454,7 +454,7 @@ class _Execution:
             return held_out.exact(self.plan.test, outputs, balanced=balanced)
         seed = self.plan.seed_for("metrics")
         with self.ledger.start(
-            {"metrics": "held-out counts", "neighbours": "add-or-remove-one"},
+            {"metrics": "held-out counts", "neighbours": "add-or-remove-one", "unit": self.plan.unit},
             seed=seed, budget=self._budget(), accountant=self.plan.accountant,
         ) as charged:  # fmt: skip
             self.charged.append(charged.id)

@@ -24,10 +24,11 @@ class Metrics:
         values: accuracy, balanced_accuracy, f1 and, from probabilities, auc (means over classes); or mae, rmse and r2.
         baseline: the accuracy of always naming the most frequent class; or the mean absolute error of always naming the
             median.
-        rows: how many were predicted (a noised count may be a fraction).
+        rows: how many were predicted; persons, where they were counted.
         by_class: for each class how many rows, recall, precision and f1; empty where a number is predicted.
         learnt: whether the predictions are better than the constant guess by more than chance makes them: in accuracy,
             or, where classes were weighted, in balanced accuracy, of which a constant guess has 1 / the classes.
+        noise: standard error that noise gives accuracy, or the mean absolute error; 0 for exact figures.
 
     """
 
@@ -36,42 +37,50 @@ class Metrics:
     rows: float
     by_class: dict[str, dict[str, float]]
     learnt: bool
+    noise: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
         kept = {"values": self.values, "baseline": self.baseline, "rows": self.rows, "learnt": self.learnt}
+        kept |= {"noise": self.noise} if self.noise else {}
         return {**kept, "by_class": self.by_class} if self.by_class else kept
 
 
-def confusion(predicted: npt.NDArray[np.int64], actual: npt.NDArray[np.int64], classes: int) -> Floats:
-    """Counts [actual, predicted]. One row more is one count more."""
-    counts = np.bincount(actual * classes + predicted, minlength=classes * classes)
+def confusion(
+    predicted: npt.NDArray[np.int64], actual: npt.NDArray[np.int64], classes: int, weights: Floats | None = None
+) -> Floats:
+    """Counts [actual, predicted]. One row more is one count more, by `weights` [n] if they are given."""
+    counts = np.bincount(actual * classes + predicted, weights=weights, minlength=classes * classes)
     return counts.reshape(classes, classes).astype(np.float64)
 
 
-def of_confusion(counts: Floats, names: Sequence[str], slack: float = 0.0, balanced: bool = False) -> Metrics:
-    """Return the metrics that follow from counts [actual, predicted]; negative counts (of noise) are taken as 0.
+def of_confusion(
+    counts: Floats, names: Sequence[str], *, noise: float = 0.0, rows: float | None = None, balanced: bool = False
+) -> Metrics:
+    """Return the metrics that follow from counts [actual, predicted].
 
     Args:
-        counts: exact, or with noise.
+        counts: exact, or with noise. They are added up as they are: noised ones cut at 0 would add up too high.
         names: of the classes.
-        slack: standard deviation that the noise gives the count of right predictions, for `learnt`.
+        noise: standard deviation of the noise of each count.
+        rows: how many rows were counted, where that is public.
         balanced: `learnt` is by balanced accuracy.
 
     """
-    counts = np.maximum(counts, 0)
-    rows = max(float(counts.sum()), 1.0)
+    rows, size = max(float(counts.sum()) if rows is None else rows, 1.0), len(names)
     right, actual, predicted = np.diag(counts), counts.sum(1), counts.sum(0)
-    recall = right / np.maximum(actual, 1e-12)
-    precision = right / np.maximum(predicted, 1e-12)
-    f1 = 2 * right / np.maximum(actual + predicted, 1e-12)
-    there = actual > 0
-    accuracy, baseline = float(right.sum() / rows), float(actual.max() / rows)
-    chance = math.sqrt(baseline * (1 - baseline) / rows + (slack / rows) ** 2)
+    recall, precision, f1 = (
+        np.clip(part / np.maximum(whole, 1e-12), 0, 1)
+        for part, whole in ((right, actual), (right, predicted), (2 * right, actual + predicted))
+    )
+    actual = np.maximum(actual, 0)
+    there = actual > 2 * noise * math.sqrt(size)  # a class below is lost in the noise
+    accuracy, baseline = (min(max(float(part), 0.0) / rows, 1.0) for part in (right.sum(), actual.max()))
+    chance = math.sqrt(baseline * (1 - baseline) / rows + 2 * size * (noise / rows) ** 2)
     learnt = accuracy > baseline + 2 * chance
     if balanced and there.any():
         known, guess = np.maximum(actual[there], 1.0), 1 / int(there.sum())
-        spread = recall[there] * (1 - recall[there]) / known + (slack / math.sqrt(len(names)) / known) ** 2
+        spread = recall[there] * (1 - recall[there]) / known + size * (noise / known) ** 2
         learnt = float(recall[there].mean()) > guess + 2 * guess * math.sqrt(float(spread.sum()))
     by_class = {
         name: {
@@ -87,7 +96,7 @@ def of_confusion(counts: Floats, names: Sequence[str], slack: float = 0.0, balan
         "balanced_accuracy": float(recall[there].mean()) if there.any() else 0.0,
         "f1": float(f1[there].mean()) if there.any() else 0.0,
     }
-    return Metrics(values, baseline, rows, by_class, learnt)
+    return Metrics(values, baseline, rows, by_class, learnt, noise * math.sqrt(size) / rows)
 
 
 def of_classes(

@@ -94,6 +94,11 @@ class Plan:
                 f"no model is called {settings.model!r}; there are auto, {', '.join(sorted(models.MODELS))}"
             )
         self.units = units_of(settings, self.train, self.algorithm)
+        if settings.paid_metrics and self.units is not None and self.test.persons is None:
+            raise ConfigurationError(
+                f"paid_metrics count persons, and the held-out data has no column {settings.person!r} that says whose "
+                "a row is: leave one of them out"
+            )
         self.class_weights = class_weights.declared(settings.class_weights, self.train.classes)
         if settings.class_weights is not None and "max_grad_norm" not in settings.for_algorithm():
             self.algorithm.widen()
@@ -462,10 +467,6 @@ def units_of(settings: Settings, train: Dataset | data.Table, algorithm: algorit
         return None
     if algorithm.looks:
         raise ConfigurationError(f"{algorithm} bounds the loss of each row: with person, take adadp or dpsgd")
-    if settings.paid_metrics:
-        raise ConfigurationError(
-            "paid_metrics bounds what each held-out row adds, not each person: leave one of them out"
-        )
     units = Units(train.persons, max_rows=settings.rows_per_person, name=settings.person)
     if settings.microbatch is not None:
         Grouping(units).at_a_time(settings.microbatch)  # which may refuse
