@@ -19,10 +19,13 @@ from torch import Tensor
 from adadp import training
 from adadp.cli import app
 from adadp.distributed.group import Processes
+from adadp.distributed.launched import launched
 from adadp.distributed.share import Share
+from adadp.errors import InterruptedRunError
 from adadp.mechanism import step as mechanism
 from adadp.preprocessing import release
-from adadp.training import class_weights, held_out, loop, planning, preparation
+from adadp.training import class_weights, held_out, loop, planning, preparation, together
+from adadp.training.settings import Settings
 
 STEPS = 12
 QUICK: dict[str, Any] = {
@@ -131,25 +134,65 @@ def commanded(rank: int, size: int, lines: dict[str, list[str]]) -> dict[str, tu
     return found
 
 
-def until_killed(rank: int, size: int, folder: str, number: int) -> None:
-    """Train in a folder of this number and resume there, noting each release before anything follows from it."""
-    released = os.open(f"{folder}/released-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+@contextmanager
+def noting_releases(note: Callable[[bytes], object]) -> Iterator[None]:
+    """Within, `note` gets a digest of each release of this process, before anything follows from it."""
 
-    def noting(sound: Any) -> Any:
+    def steps(sound: Any) -> Any:
         def drawn(*given: Any) -> Any:
             found = sound(*given)
-            os.write(released, b"x")
+            note(hashlib.sha256(b"".join(value.numpy().tobytes() for value in found.values())).digest())
             return found
 
         return drawn
 
+    def beside(sound: Any) -> Any:
+        def drawn(*given: Any) -> Any:
+            found = sound(*given)
+            note(hashlib.sha256(found.tobytes()).digest())
+            return found
+
+        return drawn
+
+    with replaced(mechanism, "add_noise", steps), replaced(release, "standard_normal", beside):
+        yield
+
+
+def stopped(rank: int, size: int, folder: str, who: int, seed: int | None) -> tuple[str, list[bytes]]:
+    """A run that process `who` alone is asked to stop; what it said, and its releases."""
+    asked, released = [0], []
+
+    def stop() -> bool:
+        asked[0] += 1
+        return rank == who and asked[0] > 5
+
+    settings = Settings(**QUICK, algorithm="dpsgd", noise_multiplier=3.0, out=folder, seed=seed)
+    with launched() as group, noting_releases(released.append):
+        plan = together.settled_together(group, lambda: planning.Plan(settings, group=group))
+        try:
+            loop.run(plan, None, stop)
+        except InterruptedRunError as error:
+            return str(error), released
+    return "not stopped", released
+
+
+def resumed(rank: int, size: int, folder: str, seed: int | None) -> tuple[int, list[bytes]]:
+    """How many steps it came to, and the releases since."""
+    released: list[bytes] = []
+    with noting_releases(released.append):
+        return training.resume(folder, seed=seed).steps, released
+
+
+def until_killed(rank: int, size: int, folder: str, number: int) -> None:
+    """Train in a folder of this number or go on there; each release leaves a byte in a file of this process."""
+    released = os.open(f"{folder}/released-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     place = Path(folder) / f"run-{number}"
-    with replaced(mechanism, "add_noise", noting), replaced(release, "standard_normal", noting):
+    with noting_releases(lambda digest: os.write(released, b"x")):
         if (place / "run.json").exists():
             training.resume(place)
         else:
-            options = {"dataset": f"{folder}/table.csv", "paid_metrics": True, "epsilon": 3.0, "out": str(place)}
-            training.train(**{**QUICK, "steps": 40, "lot": 40, **options})
+            options = {"dataset": f"{folder}/table.csv", "paid_metrics": True, "lot": 40, "out": str(place)}
+            training.train(**{**QUICK, "algorithm": "dpsgd", "noise_multiplier": 5.0, **options})
 
 
 # ---- bugs that the tests must catch ---------------------------------------------------------------------------------

@@ -41,8 +41,13 @@ class OneLineGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int = 2) -> None:
+def say_error(message: str) -> None:
+    """One line on stderr."""
     typer.echo("adadp: " + " ".join(message.split()), err=True)
+
+
+def _fail(message: str, code: int = 2) -> None:
+    say_error(message)
     sys.exit(code)
 
 

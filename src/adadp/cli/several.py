@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING
 
 import typer
 
+from adadp.cli.messages import say_error
 from adadp.errors import ConfigurationError, PrivacyError
 
 if TYPE_CHECKING:
@@ -32,17 +33,24 @@ def speaking_for_all() -> Iterator[Group]:
     from adadp.distributed.launched import launched
 
     with launched() as group:
-        if group.first:
+        if group.alone:
             yield group
             return
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with nullcontext() if group.first else _silence():
             try:
                 yield group
-            except PrivacyError as error:
-                if _told(error):
-                    raise typer.Exit(2) from None
-                raise PrivacyError(f"process {group.rank}: {error}") from error
+            except PrivacyError as error:  # said before the process group ends, which torchrun may not wait for
+                if not _told(error):
+                    say_error(f"{error}" if group.first else f"process {group.rank}: {error}")
+                raise typer.Exit(2) from None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Within, neither standard output nor warnings are printed."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _told(error: BaseException | None) -> bool:
