@@ -50,7 +50,8 @@ def timing_report(records: Sequence[Record]) -> Report:
         findings += _findings(dataset, {_machine(r): r for r in ordinary if r["settings"]["dataset"] == dataset})
     text = paragraph(
         "Mean time of a step (a shape's refresh every 50 steps is counted in) and, in brackets, over DPSGD's in the",
-        "same process.", *{f"CPU threads: {r['threads']}." for r in records if r["device"] == "cpu"},
+        "same process. AdaDP's sound form has its default shape, Kronecker.",
+        *{f"CPU threads: {r['threads']}." for r in records if r["device"] == "cpu"},
         *(["Replayed: as in training, from a recording on the GPU, where an algorithm allows it (neither AGD's search",
            "nor SGD's step here does)."] if len(ordinary) < len(records) else []),
     )  # fmt: skip
