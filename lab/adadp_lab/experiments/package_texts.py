@@ -92,7 +92,7 @@ def trained(path: Path, epsilon: float | None, seed: int) -> dict[str, Any]:
     """Train once, as the command does, and return what came out; no epsilon means no privacy, and a longer run."""
     from adadp.training import loop
 
-    how = {"algorithm": "sgd", "lr": 1.0, "steps": 6000} if epsilon is None else {"epsilon": epsilon}
+    how = {"algorithm": "sgd", "lr": 1.0, "steps": 2000} if epsilon is None else {"epsilon": epsilon}
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         found = loop.train(

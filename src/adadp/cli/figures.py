@@ -11,12 +11,13 @@ _MOST = 12  # classes that are shown
 def rows_of(metrics: Metrics, of: str) -> list[tuple[str, str]]:
     """Lines of a table; `of` says what rows the figures are of."""
     values = metrics.values
-    noise = f" (noise {metrics.noise:.2g})" if metrics.noise else ""
     if "accuracy" in values:
+        noise = f" ± {metrics.noise:.1%} of noise" if metrics.noise else ""
         lines = [("accuracy", f"{values['accuracy']:.2%}{noise} on {metrics.rows:,.0f} {of}")]
         lines.append(("baseline", f"{metrics.baseline:.2%}: always the most frequent class"))
         others = {"balanced accuracy": "balanced_accuracy", "F1 (mean of classes)": "f1", "AUC": "auc"}
         return lines + [(name, f"{values[key]:.4f}") for name, key in others.items() if key in values]
+    noise = f" ± {metrics.noise:.3g} of noise" if metrics.noise else ""
     lines = [("mean absolute error", f"{values['mae']:.6g}{noise} on {metrics.rows:,.0f} {of}")]
     lines.append(("baseline", f"{metrics.baseline:.6g}: always the same number"))
     return lines + [(name, f"{values[key]:.4g}") for name, key in (("RMSE", "rmse"), ("R2", "r2")) if key in values]

@@ -148,7 +148,8 @@ def _print_result(result: Result) -> None:
 
     guarantee = result.guarantee
     epsilon = "none" if guarantee.epsilon is None else round_up(guarantee.epsilon)
-    rows = rows_of(result.metrics, "held-out examples")
+    counted = result.plan.noun if result.plan.settings.paid_metrics else "examples"
+    rows = rows_of(result.metrics, f"held-out {counted}")
     if result.plan.ledger is None:
         rows.append(("epsilon", epsilon))
     else:
