@@ -104,7 +104,7 @@ def test_a_run_is_told_in_every_format(runs: Runs, told: Callable[..., str]) -> 
             "Epsilon over time",
             "Noise and signal by layer",
             "sigma_i",
-            "adadp train --dataset",
+            "adadp train",
         ):
             assert said in text, (format, said)
         for name in ("model.safetensors", "metrics.jsonl", "ledger.jsonl"):
@@ -316,7 +316,7 @@ def test_the_command_writes_into_the_first_run(copied: Path, runs: Runs, tmp_pat
     assert "for the curator only" in found.stdout
     found = call(copied, "--public", "--format", "md")
     assert found.stdout.strip().endswith("report-public.md")
-    assert (copied / "report-public.md").read_text().startswith("# digits, adadp\n")
+    assert (copied / "report-public.md").read_text().startswith("# adadp on digits\n")
     call(copied, "--out", tmp_path / "elsewhere.json", "--format", "json")
     assert json.loads((tmp_path / "elsewhere.json").read_text())["public"] is False
     files = {

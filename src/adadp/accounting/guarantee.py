@@ -199,6 +199,8 @@ class Guarantee:
             kept = {**values, "neighbours": Neighbours(values["neighbours"])}
             for name in ("untried", "assumptions", "reasons", "notes"):
                 kept[name] = tuple(str(text) for text in values.get(name, ()))  # older versions wrote fewer
+            if not all(isinstance(kept.get(name, ""), str) for name in ("unit", "accountant", "sampling")):
+                raise TypeError("unit, accountant and sampling are texts")
             return cls(**kept)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(f"this is no guarantee: {error}") from None

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from adadp.errors import ConfigurationError
+from adadp.errors import ConfigurationError, PrivacyError
 from adadp.report.facts import facts_of
 from adadp.report.html import to_html
 from adadp.report.markdown import to_markdown
@@ -26,11 +26,18 @@ def text_of(folders: Sequence[str | Path], *, format: str = "html", public: bool
     """The report on these runs as text. Arguments as in `report`."""
     if format not in FORMATS:
         raise ConfigurationError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-    facts = facts_of(folders, public=public)
-    if format == "json":
-        return json.dumps(to_values(facts, public=public), indent=2) + "\n"
-    page = page_of(facts, public=public)
-    return to_html(page) if format == "html" else to_markdown(page)
+    try:
+        facts = facts_of(folders, public=public)
+        if format == "json":
+            return json.dumps(to_values(facts, public=public), indent=2, allow_nan=False) + "\n"
+        page = page_of(facts, public=public)
+        return to_html(page) if format == "html" else to_markdown(page)
+    except PrivacyError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Values that no run writes. Each file is read with care; what is left is refused, not half told.
+        names = ", ".join(map(str, folders))
+        raise ConfigurationError(f"{names} cannot be told: a file is damaged ({error})") from error
 
 
 def report(

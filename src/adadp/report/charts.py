@@ -18,7 +18,7 @@ COLOURS = 8
 """How many colours there are; later curves begin again, broken."""
 
 _WIDTH, _HEIGHT = 440, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 12, 42
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 12, 46
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Ratios:
         rows = self._rows
         step = 16 + 9 * len(self.parts)
         top, bottom = _TOP, _TOP + max(1, len(rows)) * step
-        left = min(170, 20 + 6.2 * max((len(_short(_layer(row))) for row in rows), default=0))
+        left = min(200, 24 + 7.4 * max((len(_short(_layer(row))) for row in rows), default=0))
         right = _WIDTH - _RIGHT - 6
         ends = [x for _, _, each in self.parts for r in each.values() for x in (r.low, r.high, r.value) if x]
         across = Scale.of(Axis(self.label, log=True), ends)
@@ -197,11 +197,11 @@ def _frame(across: Scale, up: Scale | None, box: tuple[float, float, float, floa
     parts = [_stroke(f"M{left} {bottom}H{right}", "axis")]
     for value, text in across.ticks():
         x = left + across.place(value) * (right - left)
-        parts += [_stroke(f"M{x:.1f} {top}V{bottom}", "grid"), _text(x, bottom + 16, text, "middle")]
+        parts += [_stroke(f"M{x:.1f} {top}V{bottom}", "grid"), _text(x, bottom + 18, text, "middle")]
     for value, text in up.ticks() if up is not None else ():
         y = bottom - up.place(value) * (bottom - top) if up is not None else 0.0
         parts += [_stroke(f"M{left} {y:.1f}H{right}", "grid"), _text(left - 7, y + 4, text, "end")]
-    parts.append(_text((left + right) / 2, bottom + 34, across.axis.label, "middle", style="label"))
+    parts.append(_text((left + right) / 2, bottom + 39, across.axis.label, "middle", style="label"))
     return parts
 
 

@@ -33,17 +33,22 @@ def learning(facts: Sequence[Facts]) -> list[Figure]:
                 lines.append(Line(_name(facts, number), thinned(points, _SHOWN), number, dots=len(points) <= 30))
         if lines:
             chart = Curves(Axis("step", low=0.0), axis, lines, description=f"{axis.label} over steps")
-            found.append(Figure(title, chart, warning=_who(facts)))
+            private, said = _who(facts)
+            found.append(Figure(title, chart, "" if private else said, said if private else ""))
     return found
 
 
-def _who(facts: Sequence[Facts]) -> str:
-    """What has to stand beside figures on held-out rows: that the guarantee does not cover them."""
+def _who(facts: Sequence[Facts]) -> tuple[bool, str]:
+    """Whether there are figures for the curator alone, and what stands beside: what the guarantee does not cover."""
     found: dict[str, list[str]] = {}
+    private = False
     for each in facts:
         if each.run.figures is not None and each.run.figures.curve:
             found.setdefault(each.run.figures.why, []).append(each.run.label)
-    return " ".join(found) if len(found) < 2 else " ".join(f"{', '.join(runs)}: {why}" for why, runs in found.items())
+            private = private or not each.run.figures.public
+    if len(found) < 2:
+        return private, "".join(found)
+    return private, " ".join(f"{', '.join(runs)}: {why}" for why, runs in found.items())
 
 
 def epsilon(facts: Sequence[Facts]) -> list[Figure]:

@@ -115,7 +115,7 @@ def _table(table: Table) -> str:
         style = ' class="marked"' if number in table.marked else ""
         rows.append(f"<tr{style}>{''.join(cell(text, column) for column, text in enumerate(row))}</tr>")
     shown = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
-    style = ' class="pairs"' if len(table.columns) == 2 else ""
+    style = {2: ' class="pairs"', 3: ' class="triples"' if table.code else ""}.get(len(table.columns), "")
     return f'<div class="scroll"><table{style}>{shown}<tbody>{"".join(rows)}</tbody></table></div>'
 
 

@@ -25,11 +25,12 @@ from adadp.report.blocks import (
     Tone,
 )
 from adadp.report.facts import Facts
-from adadp.report.rerun import rerun
+from adadp.report.rerun import given, rerun
 from adadp.report.run import Run
 
 FOR_THE_CURATOR = "For the curator only"
 MAY_BE_PUBLISHED = "May be published"
+_PARTS = {"pca_components": "pca_noise_multiplier", "rows_per_person": "person"}  # idle without the other
 _RULED_OUT = {"sha256", "seed", "settings", "kinds", "out"}  # shown elsewhere, or no settings
 _NAMES = {
     "balanced_accuracy": "balanced accuracy", "f1": "F1", "auc": "AUC", "mae": "mean absolute error", "rmse": "RMSE",
@@ -51,18 +52,18 @@ def page_of(facts: Sequence[Facts], *, public: bool) -> Page:
         *_rest(facts, public),
     ]
     names = list(dict.fromkeys(each.run.dataset for each in facts))
-    title = f"{names[0]}, {facts[0].run.algorithm}" if one else f"{len(facts)} runs on {', '.join(names)}"
+    title = f"{facts[0].run.algorithm} on {names[0]}" if one else f"{len(facts)} runs on {', '.join(names)}"
     footer = f"Made by adadp {__version__} from the folders of the runs. Numbers of guarantees are rounded up."
-    return Page(title, _subtitle(facts), public, sections, footer)
+    return Page(title, _subtitle(facts, public), public, sections, footer)
 
 
-def _subtitle(facts: Sequence[Facts]) -> str:
+def _subtitle(facts: Sequence[Facts], public: bool) -> str:
     if len(facts) > 1:
         return "Compared on common axes: " + ", ".join(each.run.label for each in facts)
     run = facts[0].run
     known = run.settings.get
     parts = [
-        run.label,
+        "" if public else run.label,
         f"model {known('model')}" if known("model") else "",
         f"{run.steps:,} steps" if run.steps is not None else "",
         f"lots of {known('lot'):,}" if isinstance(known("lot"), int) else "",
@@ -137,7 +138,7 @@ def _figure_card(run: Run) -> Card:
     values, baseline = run.figures.values, run.figures.baseline
     name, value = next(((key, values[key]) for key in ("accuracy", "mae") if key in values), next(iter(values.items())))
     parts = [f"a constant guess: {_figure(name, baseline)}" if baseline is not None else ""]
-    parts.append("learnt nothing that it does not know" if run.figures.learnt is False else "")
+    parts.append("not told apart from that" if run.figures.learnt is False else "")
     parts.append("may be published" if run.figures.public else "not covered by the guarantee")
     return Card(f"{_NAMES.get(name, name)} on held-out rows", _figure(name, value), "; ".join(filter(None, parts)))
 
@@ -237,9 +238,19 @@ def _attacks(facts: Sequence[Facts]) -> list[Section]:
         said = wording.attacks(each.attacker, each.run.current)
         blocks += [Text(said[0]), Items("", said[1:])] if len(facts) == 1 else [Items(each.run.label, said)]
     if len(facts) > 1:
-        blocks = [Folded("In words", blocks)]
+        blocks = [_odds(known), Folded("In words", blocks)]
     blocks.append(Text("These are bounds for the worst case. Most attackers know less, and find less."))
     return [Section("What an attacker can do", [Beside(blocks, figures.attack(facts))])]
+
+
+def _odds(facts: Sequence[Facts]) -> Table:
+    """What the sentences say, a column for each run."""
+    found = [each.attacker for each in facts if each.attacker is not None]
+    rows = [["a guess is right (luck: 50%)", *(wording.percent(each.right) for each in found)]]
+    for rate in found[0].found:
+        name = f"found, if {wording.percent(rate)} may be accused wrongly"
+        rows.append([name, *(wording.percent(each.found[rate]) for each in found)])
+    return Table(["at most", *(each.run.label for each in facts)], rows)
 
 
 def _spent(facts: Sequence[Facts]) -> list[Section]:
@@ -325,7 +336,7 @@ def _listed(run: Run) -> dict[str, str]:
     found = {
         name.replace("_", "-"): _value(settings[name])
         for name in dict.fromkeys(names)
-        if settings[name] not in (None, False, [], ())
+        if given(settings[name]) and settings.get(_PARTS.get(name, name)) is not None
     }
     own = settings.get("settings")
     found |= {f"algorithm: {key}": _value(value) for key, value in (own if isinstance(own, dict) else {}).items()}
@@ -352,7 +363,7 @@ def _again(run: Run, public: bool) -> list[Block]:
 
 
 def _files(run: Run, public: bool) -> list[Block]:
-    rows = [[name, str(audience), why] for name, audience, why in run.files]
+    rows = [[name, str(audience), why.replace("`", "")] for name, audience, why in run.files]
     kept = "" if public else "Never pass on the folder as a whole. "
     return [
         Text(f'{kept}"May be published" means that the guarantee covers it, or that it holds nothing of anybody.'),

@@ -12,19 +12,13 @@ from adadp.training.settings import Settings
 
 _DEFAULTS = {field.name: field.default for field in fields(Settings)}
 _NAMED = ("lr", "schedule", "momentum", "max_grad_norm")
-# Followed from others, chosen by the machine, or of the one folder.
-_LEFT_OUT = (
-    "epochs",
-    "device",
-    "out",
-    "ledger",
-    "seed",
-    "classes",
-    "settings",
-    "noise_multiplier",
-    "data_dir",
-    "dataset",
-)
+_PLACES = {"test": "TEST-DATA", "ledger": "LEDGER", "data_dir": "DATA-DIR"}  # what stands for a path
+# Follow from others, are chosen by the machine, belong to the one folder, or are written below in their own way.
+_LEFT_OUT = ("epochs", "device", "out", "seed", "classes", "settings", "noise_multiplier", "dataset")
+
+
+BREAK = " \\\n    "
+"""Between options: a shell goes on with the next line."""
 
 
 def rerun(settings: Mapping[str, Any], *, public: bool = False) -> str:
@@ -37,7 +31,15 @@ def rerun(settings: Mapping[str, Any], *, public: bool = False) -> str:
         public: whether paths are replaced by what stands for them.
 
     """
-    return " ".join(shlex.quote(word) for word in ("adadp", "train", *_words(settings, public)))
+    lines = "adadp train"
+    for word in _words(settings, public):
+        lines += f"{BREAK if word.startswith('--') else ' '}{shlex.quote(word)}"
+    return lines
+
+
+def given(value: Any) -> bool:
+    """Whether a setting was given: 0 is a value, an empty list and False are not."""
+    return value is not None and value is not False and value not in ([], (), {})
 
 
 def _words(settings: Mapping[str, Any], public: bool) -> Iterator[str]:
@@ -47,15 +49,14 @@ def _words(settings: Mapping[str, Any], public: bool) -> Iterator[str]:
     elif isinstance(settings.get("dataset"), str):
         yield from ("--dataset", settings["dataset"])
     # A run without a `kind` has not ended: its classes are those that were asked for.
-    if settings.get("classes") and settings.get("classes_declared", "kind" not in settings):
-        yield from ("--classes", ",".join(map(str, settings["classes"])))
+    classes, declared = settings.get("classes"), settings.get("classes_declared", "kind" not in settings)
+    if isinstance(classes, list) and classes and declared:
+        yield from ("--classes", ",".join(map(str, classes)))
     for name, default in _DEFAULTS.items():
         value = settings.get(name)
-        if name in _LEFT_OUT or value is None or value in (default, False, [], ()):
+        if name in _LEFT_OUT or not given(value) or value == default:
             continue
-        if name == "test" and public:
-            value = "TEST-DATA"
-        yield from _option(name, value)
+        yield from _option(name, _PLACES[name] if public and name in _PLACES else value)
     if settings.get("noise_multiplier") is not None and settings.get("epsilon") is None:
         yield from _option("noise_multiplier", settings["noise_multiplier"])
     own = settings.get("settings")

@@ -202,7 +202,7 @@ def read(path: str | Path, *, public: bool = False, number: int | None = None) -
         raise ConfigurationError(f"the run in {path} has not ended: there is no guarantee yet that could be published")
     if settings is None:
         settings = _asked_for(folder)
-    guarantee = _guarantee(folder, finished)
+    guarantee, charged = (_guarantee(folder), None) if finished else _so_far(folder)
     folder.guaranteed = guarantee is not None and guarantee.epsilon is not None
     releases = folder.table(RELEASES) or {}
     if finished and not {"own", "own_releases", "all_releases"} <= releases.keys():
@@ -231,7 +231,7 @@ def read(path: str | Path, *, public: bool = False, number: int | None = None) -
         own=_own(releases),
         runs=releases.get("runs") if isinstance(releases.get("runs"), int) else None,
         own_releases=_releases(folder, releases.get("own_releases")),
-        all_releases=_releases(folder, releases.get("all_releases")),
+        all_releases=charged or _releases(folder, releases.get("all_releases")),
         figures=_figures(folder, settings, result),
         history=tuple(history),
         since=None,
@@ -277,9 +277,7 @@ def _name_of(settings: Mapping[str, Any], releases: Mapping[str, Any]) -> str:
 # ---- guarantee and releases -----------------------------------------------------------------------------------------
 
 
-def _guarantee(folder: _Folder, finished: bool) -> Guarantee | None:
-    if not finished:
-        return _so_far(folder)
+def _guarantee(folder: _Folder) -> Guarantee | None:
     values = folder.table(GUARANTEE)
     try:
         return None if values is None else Guarantee.from_dict(values)
@@ -288,17 +286,18 @@ def _guarantee(folder: _Folder, finished: bool) -> Guarantee | None:
         return None
 
 
-def _so_far(folder: _Folder) -> Guarantee | None:
-    """What the ledger in the folder of an unfinished run holds."""
+def _so_far(folder: _Folder) -> tuple[Guarantee | None, Canonical | None]:
+    """What the ledger in the folder of an unfinished run holds: the guarantee over it, and its releases."""
     path = folder.path / "ledger.jsonl"
     if not path.is_file():
-        return None
+        folder.remarks.append("the ledger is not in the folder: what is charged, adadp ledger show tells")
+        return None, None
     try:
         ledger = Ledger(path, neighbours=None)
-        return ledger.guarantee(ledger.deltas[0]) if ledger.deltas else None
+        return (ledger.guarantee(ledger.deltas[0]), ledger.composition()) if ledger.deltas else (None, None)
     except (LedgerError, ConfigurationError) as error:
         folder.remarks.append(str(error))
-        return None
+        return None, None
 
 
 def _own(releases: Mapping[str, Any]) -> Guarantee | None:
@@ -336,13 +335,13 @@ def _since(run: Run, result: Mapping[str, Any] | None, public: bool) -> tuple[Si
 
 # ---- figures and files ----------------------------------------------------------------------------------------------
 
-PAID = "They are computed from counts that were released with noise and charged: the guarantee covers them."
+PAID = "Computed from counts that were released with noise and charged: the guarantee covers them."
 PUBLISHED = (
-    "They are computed without noise on the published test set, whose examples need no protection. The guarantee does "
+    "Computed without noise on the published test set, whose examples need no protection. The guarantee does "
     "not cover the examples of a test set."
 )
 PRIVATE = (
-    "They are computed without noise on private rows that were held out: the guarantee does not cover those people, "
+    "Computed without noise on private rows that were held out: the guarantee does not cover those people, "
     "and the figures are for the curator only."
 )
 UNCOVERED = "No guarantee covers the weights, and so none covers what is computed with them: for the curator only."
@@ -391,6 +390,7 @@ def _is_history(line: Mapping[str, Any]) -> bool:
     layers = line.get("layers")
     return (
         type(line.get("step")) is int
+        and _finite(line).get("samples", 0) > 0
         and isinstance(layers, dict)
         and all(_finite(layer).keys() >= {"signal", "noise", "error"} for layer in layers.values())
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,16 @@ from adadp.report.signal import ratios
 
 def to_values(facts: Sequence[Facts], *, public: bool) -> dict[str, Any]:
     """One table with a list of runs."""
-    return {"adadp": __version__, "public": public, "runs": [_run(each, public) for each in facts]}
+    return {"adadp": __version__, "public": public, "runs": [_json(_run(each, public)) for each in facts]}
+
+
+def _json(value: Any) -> Any:
+    """The value with null for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {str(key): _json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _run(facts: Facts, public: bool) -> dict[str, Any]:
