@@ -180,7 +180,7 @@ def test_a_number_is_predicted_in_its_unit(place: Path) -> None:
     found = train(
         **QUICK, number=("age", "income=0..10000"), ignore=("size", "job", "seen", "note", "label"), missing=True,
         dataset=str(table(place / "risks.csv")), label="risk", task="regression", target_range="0..10",
-        out=str(place / "r"),
+        out=str(place / "r"), checkpoint_every=0,
     )  # fmt: skip
     folder = export(found.folder, place / "risks").folder
     answers = assert_same(found, folder, place / "risks.csv")
@@ -371,10 +371,11 @@ def test_names_from_elsewhere_are_text_in_the_card(place: Path) -> None:
     path = place / "odd|<b>name`.csv"
     rows = "\n".join(f"{i % 7},{'yes|</script>' if i % 2 else '`no`'}" for i in range(300))
     path.write_text(f"a|b`c,label\n{rows}\n")
-    found = train(**QUICK, dataset=str(path), dataset_name="odd", out=str(place / "odd"))
+    found = train(**QUICK, dataset=str(path), dataset_name="odd", out=str(place / "odd"), class_weights="paid")
     card = (export(found.folder, place / "odd-out").folder / "README.md").read_text()
     assert "`a\\|b'c` (number)" in card
     assert "`yes\\|</script>`" in card
+    assert "| class weights | `paid` |" in card
 
 
 # ---- later runs, no guarantee, refusals -----------------------------------------------------------------------------
@@ -439,6 +440,27 @@ def test_a_damaged_run_is_refused_and_nothing_is_left(file: str, people: Result,
     with pytest.raises(ConfigurationError):
         export(copy, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_run_of_an_older_version_has_its_own_guarantee(people: Result, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    for path in people.folder.iterdir():
+        if path.name != "releases.json":
+            (old / path.name).write_bytes(path.read_bytes())
+    for file, gone in (
+        ("result.json", {"ledger", "metrics"}),
+        ("config.json", {"paid_metrics", "settings", "reading"}),
+    ):
+        values = json.loads((old / file).read_text())
+        (old / file).write_text(json.dumps({name: value for name, value in values.items() if name not in gone}))
+    found = export(old, tmp_path / "out")
+    assert found.guarantee == people.guarantee
+    assert "trained on `private data`" in (found.folder / "README.md").read_text()
+    values = json.loads((old / "result.json").read_text())
+    (old / "result.json").write_text(json.dumps({**values, "examples": "many"}))
+    with pytest.raises(ConfigurationError, match="how many examples"):
+        export(old, tmp_path / "again")
 
 
 def test_a_failure_leaves_no_half_of_an_export(people: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,10 +125,10 @@ class Card:
     def _settings(self) -> list[tuple[str, str]]:
         config = self.run.config
         reading = f" ({config['reading']})" if config.get("reading") else ""
-        planned = {name: config.get(name) for name in ("noise_multiplier", "lot", "steps", "epochs")}
-        numbers = {**planned, **config["settings"]}.items()
+        planned = {name: config.get(name) for name in ("noise_multiplier", "lot", "steps", "epochs", "class_weights")}
+        numbers = {**planned, **config.get("settings", {})}.items()
         return [
-            ("algorithm", f"{config['algorithm']}{reading}"),
+            ("algorithm", f"{config.get('algorithm')}{reading}"),
             ("model", config["built"]),
             *((name.replace("_", " "), _number(value)) for name, value in numbers if value is not None),
         ]

@@ -76,7 +76,10 @@ def export(run: str | Path, folder: str | Path, *, without_guarantee: bool = Fal
             f"the run in {source} has not ended, and nothing of it is exported. Go on: adadp train --resume {source}"
         )
     finished = read(source)
-    result, releases = _json(source / RESULT), _json(source / RELEASES) if (source / RELEASES).exists() else None
+    result = {"ledger": "", **_json(source / RESULT)}  # older versions named no ledger, and wrote no releases
+    if type(result.get("examples")) is not int:
+        raise ConfigurationError(f"{source / RESULT} does not say on how many examples the run was trained")
+    releases = _json(source / RELEASES) if (source / RELEASES).exists() else None
     guarantee, releases, now = _standing(Guarantee.from_dict(_json(source / GUARANTEE)), releases, source, result)
     guaranteed = guarantee.epsilon is not None
     if run_file(WEIGHTS).audience_with(guaranteed) is Audience.CURATOR and not without_guarantee:
@@ -84,8 +87,8 @@ def export(run: str | Path, folder: str | Path, *, without_guarantee: bool = Fal
             f"the guarantee of {source} is none: {'; '.join(guarantee.reasons)}. Its weights are not for others. "
             "Whoever exports them all the same says so: --without-guarantee"
         )
-    paid = result["metrics"] if finished.config["paid_metrics"] and guaranteed else None
-    card = Card(finished, guarantee, releases, now=now, examples=int(result["examples"]), paid=paid)
+    paid = result["metrics"] if finished.config.get("paid_metrics") and guaranteed else None
+    card = Card(finished, guarantee, releases, now=now, examples=result["examples"], paid=paid)
     part = target.absolute().with_name(f".{target.absolute().name}.{secrets.token_hex(4)}.part")
     try:
         part.mkdir(parents=True)
