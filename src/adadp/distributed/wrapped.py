@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,12 +31,19 @@ def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
 
 def check_wrapper(module: nn.Module) -> None:
     """Raise where the way in which `module` is spread over processes is not covered."""
+    for name, part in inside(module).named_modules():
+        if isinstance(part, FSDPModule):
+            raise UnsupportedModuleError(
+                f"{name or 'the model'} is sharded by fully_shard (FSDP2), under which bounded sums and noise are not "
+                "spread over the processes yet (docs/distributed.md). Use DistributedDataParallel, which keeps the "
+                "whole model in each process."
+            )
     for name, parameter in inside(module).named_parameters():
         if isinstance(parameter, DTensor):
             raise UnsupportedModuleError(
-                f"{name} is a DTensor, spread over processes as {parameter.placements}: tensor parallelism (and "
-                "fully_shard) split one example's gradient over processes, so that no process knows its norm. Use "
-                "DistributedDataParallel, which keeps the whole model in each process."
+                f"{name} is a DTensor, spread over processes as {parameter.placements}: tensor parallelism splits one "
+                "example's gradient over processes, so that no process knows its norm. Use DistributedDataParallel, "
+                "which keeps the whole model in each process."
             )
     ddp = wrapper_of(module)
     if ddp is None:
