@@ -64,7 +64,7 @@ def test_commands_are_completed_without_importing_those_of_other_packages(progra
 
 
 def test_options_and_their_values(program: Path) -> None:
-    assert offered(program, "train", "--noise") == ["--noise-multiplier"]
+    assert offered(program, "train", "--noise-mul") == ["--noise-multiplier"]
     assert offered(program, "train", "--algorithm", "a") == ["adadp", "adal", "adan", "agd"]
     assert offered(program, "plan", "--model", "tanh") == ["tanh-cnn"]
     assert offered(program, "account", "--accountant", "p") == ["pld"]
