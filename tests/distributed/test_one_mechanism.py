@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from adadp.distributed.share import Share
+from adadp.randomness import Randomness, Stream
+from adadp.sampling.schemes import Poisson
 from distributed.team import values
 from distributed.work import (
     BUGS,
@@ -30,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "wrapped when it is private": {"wrap": "after", "max_physical_batch_size": 5},
     "pieces": {"max_physical_batch_size": 5},
     "padded": {"pad_lots": True},
+    "hardly any examples": {"lot": 2},
     "Adam": {"optimizer": torch.optim.Adam, "lr": 0.01},
     "fixed size": {"sampling": "fixed"},
     "a scalar loss": {"loss": mean},
@@ -52,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
 #: Larger gradients without clipping, so that rounding to bfloat16 shows.
 LARGE = {"noise": 0.0001, "max_grad_norm": 1000.0, "lots": 4, "lr": 1.0}
 #: What four processes do, too: for them the rest is the same.
-FOUR = ("flat", "pieces", "local with probes", "persons in pieces")
+FOUR = ("flat", "pieces", "hardly any examples", "local with probes", "persons in pieces")
 NOISE = {"loss": nothing, "lots": 8, "keep_gradients": True, "noise": 2.0}
 
 
@@ -105,8 +109,11 @@ def test_several_processes_do_what_one_does(together: list[dict[str, Any]], name
     results = [found[name] for found in together]
     assert all(isinstance(result, Result) for result in results), results
     check_same(one, results)
-    if name.endswith("pieces"):
-        assert len({result.batches for result in results}) == 1  # all call the loop equally often
+    assert len({result.batches for result in results}) == 1  # all call the loop equally often
+    if name == "hardly any examples":  # lots of which a process has none
+        assert any(not part for result in results for part in result.lots)
+    for result in results:
+        assert sum(f"all {len(results)} processes that trained together" in text for text in result.assumptions) == 1
 
 
 @pytest.mark.parametrize("name", UNSEEDED)
@@ -125,6 +132,24 @@ def test_planted_bugs_are_caught(broken: list[dict[str, Any]], bug: str) -> None
     assert all(isinstance(result, Result) for result in results)
     with pytest.raises(AssertionError):
         check_noise(results) if check == "noise" else check_same(alone(LARGE), results)
+
+
+def test_drawing_a_lot_takes_numbers_for_the_lot_and_not_for_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    sound = Stream.uniform
+
+    def counted(stream: Stream, count: int) -> torch.Tensor:
+        drawn.append(count)
+        return sound(stream, count)
+
+    monkeypatch.setattr(Stream, "uniform", counted)
+    for examples in (10**3, 10**6, 10**12):
+        drawn.clear()
+        lots = [Poisson(examples, LOT).draw(number, Randomness(1)) for number in range(20)]
+        assert sum(drawn) < 20 * 5 * LOT
+        assert 10 * LOT < sum(map(len, lots)) < 40 * LOT
+        for lot in lots:  # and who works on what follows from the index
+            assert sorted(torch.cat([lot[Share(rank, 3).places(lot)] for rank in range(3)]).tolist()) == lot.tolist()
 
 
 def test_every_example_is_drawn_at_the_rate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from adadp import PrivacyEngine
 from adadp.accounting.ledger import Ledger
+from adadp.randomness import Randomness
 from distributed.team import values
 from distributed.work import LOT, cross_entropy, data, mlp
 
@@ -44,6 +46,32 @@ def part(
                 break
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return weights, first, engine.guarantee(1e-5).epsilon, released
+
+
+def key_of(rank: int, size: int, folder: str) -> bytes:
+    """The key that the processes share, after some lots and a checkpoint."""
+    seen: list[bytes] = []
+    sound = Randomness.sharing
+
+    def sharing(self: Randomness, key: bytes) -> Randomness:
+        seen.append(key)
+        return sound(self, key)
+
+    Randomness.sharing = sharing  # type: ignore[method-assign]
+    part(rank, size, folder, None, False, 6)
+    return seen[0]
+
+
+def test_the_key_of_lots_and_noise_is_in_no_file(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    keys = values(2, tmp_path, key_of, str(folder))
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == 32
+    files = [file.read_bytes() for file in folder.iterdir()]
+    assert len(files) > 1
+    for shown in (keys[0], keys[0].hex().encode(), base64.b64encode(keys[0])[:-1], str(list(keys[0])).encode()):
+        assert not any(shown in content for content in files)
 
 
 @pytest.mark.parametrize("seed", [None, 8])

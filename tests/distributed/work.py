@@ -40,6 +40,7 @@ class Result:
     epsilon: float | None
     lots: list[list[int]]  # this process's examples of each lot
     batches: int
+    assumptions: tuple[str, ...] = ()
     gradients: list[Tensor] = field(default_factory=list)  # what was released, where it was kept
 
 
@@ -109,6 +110,7 @@ def train(
     lr: float = 0.1,
     noise: float = 1.0,
     scale: float = 1.0,
+    lot: int = LOT,
     keep_gradients: bool = False,
     recorded: bool = False,
     engine: dict[str, Any] | None = None,
@@ -128,7 +130,7 @@ def train(
     private, opt, loader = made.make_private(
         module=module,
         optimizer=optimizer(module.parameters(), lr=lr),
-        data_loader=DataLoader(data(scale), batch_size=LOT),
+        data_loader=DataLoader(data(scale), batch_size=lot),
         noise_multiplier=noise,
         **settings,
     )
@@ -150,6 +152,7 @@ def train(
                 opt.zero_grad()
                 losses = cross_entropy(private, inputs, targets) if loss is None else loss(private, inputs, targets)
                 opt.backward(losses) if losses.ndim else losses.backward()
+                assert all(p.grad is None for p in inner.parameters())  # what one process knows is no release
                 opt.step()
             if opt.stepped and keep_gradients:
                 gradients.append(torch.cat([p.grad.flatten() for p in inner.parameters()]))
@@ -160,7 +163,8 @@ def train(
     weights = torch.cat([parameter.detach().flatten() for parameter in inner.parameters()])
     assert whole is None or whole.why_not
     assert not getattr(private, "require_backward_grad_sync", False)  # bounded sums are all that is added up
-    return Result(weights, made.guarantee(1e-5).epsilon, seen, batches, gradients)
+    guarantee = made.guarantee(1e-5)
+    return Result(weights, guarantee.epsilon, seen, batches, guarantee.assumptions, gradients)
 
 
 def cross_entropy(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,8 +32,9 @@ def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
 
 def check_wrapper(module: nn.Module) -> None:
     """Raise where the way in which `module` is spread over processes is not covered."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever has not imported it has sharded nothing
     for name, part in inside(module).named_modules():
-        if isinstance(part, FSDPModule):
+        if fsdp is not None and isinstance(part, fsdp.FSDPModule):
             raise UnsupportedModuleError(
                 f"{name or 'the model'} is sharded by fully_shard (FSDP2), under which bounded sums and noise are not "
                 "spread over the processes yet (docs/distributed.md). Use DistributedDataParallel, which keeps the "
