@@ -53,9 +53,8 @@ class Curves:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """Class and name of each curve; one curve alone needs none. Rules have their names beside them."""
-        found = [(_class(line.colour, line.broken), line.name) for line in self.lines if line.name]
-        return found if len(found) > 1 else []
+        """Class and name of each curve that has a name. Rules have theirs beside them."""
+        return [(_class(line.colour, line.broken), line.name) for line in self.lines if line.name]
 
     def svg(self) -> str:
         """The drawing."""
@@ -102,7 +101,7 @@ class Ratios:
     @property
     def legend(self) -> list[tuple[str, str]]:
         """Class and name of each part."""
-        return [(_class(colour, False), name) for name, colour, _ in self.parts] if len(self.parts) > 1 else []
+        return [(_class(colour, False), name) for name, colour, _ in self.parts]
 
     @property
     def _rows(self) -> list[str]:
@@ -111,8 +110,10 @@ class Ratios:
     def svg(self) -> str:
         """The drawing. An arrow points to where a value is larger than can be told."""
         rows = self._rows
-        step = 16 + 9 * len(self.parts)
-        top, bottom = _TOP, _TOP + max(1, len(rows)) * step
+        padding, apart = (16, 9) if len(rows) <= 24 else (9, 6)
+        parts_of = {row: [part for part in self.parts if row in part[2]] for row in rows}
+        heights = {row: padding + apart * len(parts_of[row]) for row in rows}
+        top, bottom = _TOP, _TOP + sum(heights.values())
         left = min(200, 24 + 7.4 * max((len(_short(_layer(row))) for row in rows), default=0))
         right = _WIDTH - _RIGHT - 6
         ends = [x for _, _, each in self.parts for r in each.values() for x in (r.low, r.high, r.value) if x]
@@ -122,15 +123,16 @@ class Ratios:
             return left + across.place(value) * (right - left)
 
         parts = _frame(across, None, (left, right, top, bottom))
-        for number, row in enumerate(rows):
-            middle = top + (number + 0.5) * step
+        above = float(top)
+        for row in rows:
+            middle = above + heights[row] / 2
             parts.append(_text(left - 8, middle + 4, _short(_layer(row)), "end", row))
-            if number:
-                parts.append(_stroke(f"M{left} {middle - step / 2:.1f}H{right}", "grid"))
-            for place, (name, colour, ratios) in enumerate(self.parts):
-                if row in ratios:
-                    y = middle + (place - (len(self.parts) - 1) / 2) * 9
-                    parts += _bar(ratios[row], at, y, right, _class(colour, False), f"{row}, {name}")
+            if above > top:
+                parts.append(_stroke(f"M{left} {above:.1f}H{right}", "grid"))
+            for place, (name, colour, ratios) in enumerate(parts_of[row]):
+                y = middle + (place - (len(parts_of[row]) - 1) / 2) * apart
+                parts += _bar(ratios[row], at, y, right, _class(colour, False), f"{row}, {name}")
+            above += heights[row]
         return _svg(parts, bottom + _BOTTOM, self.description)
 
     def table(self) -> tuple[list[str], list[list[str]]]:

@@ -46,7 +46,7 @@ class Scale:
             step = _step((axis.high or high) - (low if axis.low is None else axis.low), 5)
             low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
         low, high = (low if axis.low is None else axis.low), (high if axis.high is None else axis.high)
-        return cls(axis, low, high if high > low else low + (low or 1.0))
+        return cls(axis, low, high if high > low else low + (abs(low) or 1.0))
 
     def place(self, value: float) -> float:
         """Where a value lies: 0 at the low end, 1 at the high one; ends are not left."""
