@@ -11,7 +11,7 @@ from adadp.accounting.events import Gaussian
 from adadp.accounting.ledger import Ledger
 from adadp.errors import BudgetExhaustedError, ConfigurationError
 from adadp.preprocessing import PublicDirections, ShapedFeatures, load, save
-from adadp.preprocessing.shaped_features import COUNT, bounded_sum, mean_sensitivity, unit_length
+from adadp.preprocessing.shaped_features import COUNT, LENGTH, bounded_sum, mean_sensitivity, unit_length
 
 ROWS = np.random.default_rng(0).normal(size=(500, 30)).astype(np.float32) * np.linspace(3, 0.1, 30, dtype=np.float32)
 PUBLIC = PublicDirections.of(np.random.default_rng(1).normal(size=(300, 30)).astype(np.float32), 12)
@@ -124,7 +124,7 @@ def test_without_paid_parts_nothing_of_the_rows_is_learnt() -> None:
 def test_with_little_noise_the_mean_is_off_and_coordinates_are_those_of_the_data() -> None:
     estimator = fitted(mean_noise_multiplier=1e-3, moments_noise_multiplier=1e-3)
     made = estimator.transform(ROWS).astype(np.float64)
-    assert np.abs(made.mean(axis=0)).max() < 1e-3
+    assert np.abs(made.mean(axis=0)).max() < 1e-3 * LENGTH
     units = ((unit_length(ROWS) - PUBLIC.mean) @ estimator.vectors_) - estimator.offset_
     directions = units / np.linalg.norm(units, axis=1, keepdims=True)
     second = directions.T @ directions
@@ -133,15 +133,15 @@ def test_with_little_noise_the_mean_is_off_and_coordinates_are_those_of_the_data
 
 
 @pytest.mark.parametrize("settings", [{}, {"mean_noise_multiplier": 1.0}, {"moments_noise_multiplier": 1.0}])
-def test_rows_are_about_of_norm_one_whatever_their_number(settings: dict[str, float]) -> None:
+def test_rows_are_about_equally_long_whatever_their_number(settings: dict[str, float]) -> None:
     for rows in (ROWS, ROWS[:50]):
         made = ShapedFeatures(12, **settings).fit(rows, public=PUBLIC).transform(ROWS)
-        assert 0.5 < np.linalg.norm(made, axis=1).mean() < 2
+        assert LENGTH / 2 < np.linalg.norm(made, axis=1).mean() < 2 * LENGTH
 
 
 def test_a_row_is_mapped_by_itself_whatever_its_length() -> None:
     estimator = fitted()
-    assert np.allclose(estimator.transform(ROWS[5:6] * 1000), estimator.transform(ROWS)[5:6], atol=1e-5)
+    assert np.allclose(estimator.transform(ROWS[5:6] * 1000), estimator.transform(ROWS)[5:6], atol=1e-4)
     assert estimator.transform(ROWS[:0]).shape == (0, 12)
     assert np.isfinite(estimator.transform(np.full((1, 30), np.nan))).all()
 

@@ -21,9 +21,10 @@ from torch import Tensor
 from adadp.accounting.calibration import calibrate_noise
 from adadp.accounting.events import Gaussian, PoissonGaussian
 from adadp.data import Dataset
-from adadp.features import Scattering, made_images
+from adadp.features.scattering import Scattering
 from adadp.preprocessing import noise_multiplier_for_share
 from adadp.preprocessing.shaped_features import PublicDirections, ShapedFeatures
+from adadp.shapes.probes import Blobs, PinkNoise
 
 DELTA = 1e-5
 HELD_OUT = 10_000
@@ -32,9 +33,10 @@ HELD_OUT = 10_000
 
 @dataclass(frozen=True)
 class Prepared:
-    """How features are made ready: `power` of each feature, directions of synthetic images, shares of the budget."""
+    """How features are made ready: `power` of each feature, synthetic images, directions, shares of the budget."""
 
     power: float = 1.0
+    made: str = "both"
     directions: int = 1500
     mean_share: float = 0.03
     moments_share: float = 0.0
@@ -42,9 +44,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Variant:
-    """S^-before for examples' gradients; `walk` is how far noise moves a weight in all."""
+    """S^-before for examples' gradients, S^-after for the release; `walk` is how far noise moves a weight in all."""
 
     before: float
+    after: float
     damping: float
     bound: float
     walk: float
@@ -61,6 +64,13 @@ class Length:
     def rate(self) -> float:
         """With which an example is drawn."""
         return self.lot / 60_000
+
+
+def made_images(kind: str, shape: tuple[int, ...], count: int) -> Tensor:
+    """Synthetic images, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    kinds = {"pink": (PinkNoise,), "blobs": (Blobs,), "both": (PinkNoise, Blobs)}[kind]
+    return torch.cat([maker(shape)(count // len(kinds), generator) for maker in kinds])
 
 
 def scattered(images: Tensor, device: str) -> Tensor:
@@ -80,7 +90,7 @@ class Features:
 
     def prepared(self, how: Prepared, epsilon: float) -> tuple[Tensor, Tensor]:
         """Rows in their coordinates, not yet scaled by a shape, and the variances along these."""
-        public = public_directions(self.shape, self.made, how.power, how.directions, self.device)
+        public = public_directions(how.made, self.shape, self.made, how.power, how.directions, self.device)
         noise = [
             noise_multiplier_for_share(epsilon, DELTA, share) if share else None
             for share in (how.mean_share, how.moments_share)
@@ -92,16 +102,16 @@ class Features:
 
 
 @lru_cache
-def _directions(shape: tuple[int, ...], count: int, power: float, device: str) -> PublicDirections:
-    rows = scattered(made_images(shape, count, torch.Generator().manual_seed(0)), device)
-    return PublicDirections.of(rows.numpy(), 2500, power)
+def _directions(made: str, shape: tuple[int, ...], count: int, power: float, device: str) -> PublicDirections:
+    rows = scattered(made_images(made, shape, count), device)
+    return PublicDirections.of(rows.numpy(), 1500, power)
 
 
 def public_directions(
-    shape: tuple[int, ...], count: int, power: float, directions: int, device: str
+    made: str, shape: tuple[int, ...], count: int, power: float, directions: int, device: str
 ) -> PublicDirections:
     """The largest directions of synthetic images."""
-    found = _directions(shape, count, power, device)
+    found = _directions(made, shape, count, power, device)
     return PublicDirections(found.mean, found.vectors[:, :directions], found.values[:directions])
 
 
@@ -130,7 +140,10 @@ def learn(
         return torch.tensor([getattr(each, name) for each in variants], device=device)
 
     damped = relative[None] + column("damping")[:, None]
-    before = damped ** -column("before")[:, None]
+    before, after = damped ** -column("before")[:, None], damped ** -column("after")[:, None]
+    typical = (before.square() * relative).sum(1, keepdim=True) / relative.sum()
+    before = before / typical.sqrt()  # rows are of norm 1, and stay so
+    after = after / after.square().mean(1, keepdim=True).sqrt()
     bound, lot = column("bound"), length.rate * count
     rate = column("walk") * lot / (bound * sigma * math.sqrt(length.steps))
     weights = torch.zeros(len(variants), size + 1, classes, device=device)
@@ -148,6 +161,7 @@ def learn(
         total = (z.T @ errors.flatten(1)).view(size, len(variants), classes).permute(1, 0, 2) * before[:, :, None]
         gradient = torch.cat([total, errors.sum(0)[:, None]], 1)
         gradient += torch.randn(gradient.shape, generator=generator, device=device) * (sigma * bound)[:, None, None]
+        gradient[:, :-1] *= after[:, :, None]
         momentum.mul_(0.9).add_(gradient / lot)
         weights -= (rate * 0.05 * (1 + math.cos(math.pi * step / length.steps)))[:, None, None] * momentum
     return weights
@@ -159,29 +173,65 @@ def accuracies(weights: Tensor, rows: Tensor, labels: Tensor) -> list[float]:
 
 
 PREPARED = (
-    *(Prepared(power, size) for power, size in ((0.5, 1500), (0.35, 1500), (0.7, 1500), (0.5, 800), (0.5, 2500))),
-    *(Prepared(power, size, 0.03, 0.15) for power in (0.5, 1.0) for size in (400, 800)),
-)
-SHAPES = tuple(itertools.product((0.25, 0.375, 0.5, 0.75), (1e-3, 1e-2, 1e-1)))
-"""Exponents and dampings."""
-WALKS = (0.8, 1.6, 3.2, 6.4, 12.8)
-LENGTHS = (Length(4096, 800), Length(8192, 800), Length(4096, 1600))
+    *(Prepared(made=made, directions=d, moments_share=s) for made in ("both", "pink", "blobs")
+      for d, s in ((1500, 0.0), (400, 0.15))),
+    Prepared(mean_share=0.0), Prepared(directions=600), Prepared(directions=400),
+    Prepared(directions=200, moments_share=0.15), Prepared(directions=800, moments_share=0.15),
+    Prepared(power=0.5), Prepared(power=0.5, directions=400, moments_share=0.15),
+)  # fmt: skip
 
 
-def search(data: Iterable[Dataset], device: str, *, made: int = 8000, quick: bool = False) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class Grid:
+    """What is tried: first all of it at the first length and epsilon 1, then the best at all lengths and epsilons."""
+
+    prepared: tuple[Prepared, ...]
+    splits: tuple[tuple[float, float], ...]
+    """Exponents of the shape before and after the noise."""
+    walks: tuple[float, ...]
+    lengths: tuple[Length, ...]
+    dampings: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
+    epsilons: tuple[float, ...] = (0.5, 1.0, 3.0)
+    best: int = 3
+
+
+#: The second was made when all that was best in the first stood at the end of its walks.
+GRIDS = {
+    "first": Grid(
+        PREPARED,
+        ((0.0, 0.0), (0.125, 0.125), (0.25, 0.25), (0.25, 0.0), (0.375, 0.375), (0.5, 0.0)),
+        (0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
+        (Length(), Length(4096, 800), Length(8192, 400), Length(8192, 1600), Length(16384, 800), Length(4096, 1600)),
+    ),
+    "second": Grid(
+        (Prepared(power=0.5), Prepared(power=0.5, made="pink"), Prepared(power=0.5, mean_share=0.06)),
+        ((0.25, 0.0), (0.5, 0.0), (0.375, 0.0), (0.375, 0.125)),
+        (1.6, 2.4, 3.2, 4.8, 6.4),
+        (Length(), Length(8192, 1600), Length(4096, 1600), Length(8192, 3200)),
+    ),
+    "quick": Grid(
+        PREPARED[:2],
+        ((0.25, 0.0), (0.375, 0.125)),
+        (1.6, 3.2),
+        (Length(600, 8), Length(600, 4)),
+        (1e-2,),
+        (1.0, 3.0),
+        1,
+    ),
+}
+
+
+def search(data: Iterable[Dataset], device: str, grid: Grid, *, made: int = 8000) -> Iterator[dict[str, Any]]:
     """One record for each variant: first at epsilon 1, then the best at other lengths and epsilons."""
     sets = [Features(each, device, made) for each in data]
-    preparations = PREPARED[:2] if quick else PREPARED
-    lengths = (Length(600, 8), Length(600, 4)) if quick else LENGTHS
-    epsilons = (1.0, 3.0) if quick else (0.5, 1.0, 3.0)
-    for how in preparations:  # one after the other: each takes all cores
-        public_directions(sets[0].shape, made, how.power, how.directions, device)
+    for how in grid.prepared:  # one after the other: each takes all cores
+        public_directions(how.made, sets[0].shape, made, how.power, how.directions, device)
     first = [
-        Variant(*shape, bound, walk)
-        for shape, bound, walk in itertools.product(SHAPES[:2] if quick else SHAPES, (1.0,), WALKS)
+        Variant(*split, damping, 1.0, walk)
+        for split, damping, walk in itertools.product(grid.splits, grid.dampings, grid.walks)
     ]
-    shares = {(how.mean_share, how.moments_share) for how in preparations}
-    asked = [(*pair, length, epsilon) for pair in shares for length in lengths for epsilon in epsilons]
+    shares = {(how.mean_share, how.moments_share) for how in grid.prepared}
+    asked = [(*pair, length, epsilon) for pair in shares for length in grid.lengths for epsilon in grid.epsilons]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=torch.multiprocessing.get_context("spawn")) as pool:
         noise = dict(zip(asked, pool.map(noise_of, asked), strict=True))
     kept: list[dict[str, Any]] = []
@@ -196,17 +246,18 @@ def search(data: Iterable[Dataset], device: str, *, made: int = 8000, quick: boo
             yield {"dataset": one.name, "epsilon": epsilon, "accuracy": accuracy, "sigma": sigma,
                    **asdict(how), **asdict(variant), **asdict(length)}  # fmt: skip
 
-    for one, how, at, _ in _at_once([(one, how, 1.0) for one in sets for how in preparations]):
-        for record in tried(one, how, at, lengths[0], 1.0, first):
+    for one, how, at, _ in _at_once([(one, how, 1.0) for one in sets for how in grid.prepared]):
+        for record in tried(one, how, at, grid.lengths[0], 1.0, first):
             kept.append(record)
             yield record
-    best = _best(kept, 1 if quick else 3)
-    jobs = [(one, how, epsilon) for one in sets for epsilon in epsilons for how in best]
+    chosen = {one.name: _best(kept, one.name, grid.best) for one in sets}
+    jobs = [(one, how, epsilon) for one in sets for epsilon in grid.epsilons for how in chosen[one.name]]
     for one, how, at, epsilon in _at_once(jobs):
         variants = [
-            Variant(*split, bound, walk) for split, bound, walk in itertools.product(best[how], (0.3, 1.0), WALKS)
+            Variant(*split, bound, walk)
+            for split, bound, walk in itertools.product(chosen[one.name][how], (0.3, 1.0), grid.walks)
         ]
-        for length in lengths:
+        for length in grid.lengths:
             yield from tried(one, how, at, length, epsilon, variants)
 
 
@@ -224,30 +275,17 @@ def _at_once(
             ready.pop(0)
 
 
-def _best(records: list[dict[str, Any]], count: int) -> dict[Prepared, list[tuple[float, float]]]:
-    """The best preparations in the mean over data sets, each with its three best shapes."""
-    found: dict[Prepared, list[tuple[float, float]]] = {}
-    for each in means(records):
+def _best(records: list[dict[str, Any]], dataset: str, count: int) -> dict[Prepared, list[tuple[float, float, float]]]:
+    """The best preparations, each with its four best splits of the shape and dampings."""
+    found: dict[Prepared, list[tuple[float, float, float]]] = {}
+    for each in sorted((each for each in records if each["dataset"] == dataset), key=lambda each: -each["accuracy"]):
         how = Prepared(**{name: each[name] for name in Prepared.__dataclass_fields__})
-        shape = each["before"], each["damping"]
+        split = each["before"], each["after"], each["damping"]
         if how in found or len(found) < count:
-            shapes = found.setdefault(how, [])
-            if shape not in shapes and len(shapes) < 3:
-                shapes.append(shape)
+            splits = found.setdefault(how, [])
+            if split not in splits and len(splits) < 4:
+                splits.append(split)
     return found
-
-
-def means(records: list[dict[str, Any]], apart: tuple[str, ...] = ("dataset",)) -> list[dict[str, Any]]:
-    """The mean accuracy of each choice over data sets (and what else is named in `apart`), best first."""
-    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], float]] = {}
-    for record in records:
-        left_out = ("accuracy", "sigma", *apart)
-        key = tuple((name, value) for name, value in record.items() if name not in left_out)
-        groups.setdefault(key, {})[tuple(record[name] for name in apart)] = record["accuracy"]
-    most = max(map(len, groups.values()), default=0)
-    complete = {key: each for key, each in groups.items() if len(each) == most}
-    found = [{**dict(key), "accuracy": sum(each.values()) / most} for key, each in complete.items()]
-    return sorted(found, key=lambda each: -each["accuracy"])
 
 
 def summary(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -32,9 +32,11 @@ from adadp.preprocessing.release import (
 
 Floats = npt.NDArray[np.float32]
 
+LENGTH = 5.0
+"""Of a typical row after `transform`: so long that biases take little of the bound on an example's gradient."""
 COUNT = 0.5
 """What a row adds to the count that is released with the mean, over the bound on the row."""
-_AT_A_TIME = 4096  # rows
+_AT_A_TIME = 256  # rows, which fit a cache
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             self._learn_mean(X, weights, seed, ledger)
         if self.moments_noise_multiplier is not None:
             self._learn_moments(X, weights, seed, ledger)
-        self.scale_ = 1 / math.sqrt(max(float(self.values_.sum()), 1e-12))  # a typical row then has norm 1
+        self.scale_ = LENGTH / math.sqrt(max(float(self.values_.sum()), 1e-12))
         self.moments_ = self.values_ * self.scale_**2
         self.n_features_in_ = len(public.mean)
         self.assumptions_ = (neighbours_differ(persons), *seed_assumption(seed))

@@ -17,6 +17,8 @@ from adadp.errors import ConfigurationError
 from adadp.training.settings import Settings
 
 AUTO, NONE = "auto", "none"
+FEW = 5_000
+"""Rows: with fewer, directions are few and none are paid for."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,22 @@ class Recipe:
     rate: float | None = None
 
 
-_LINEAR = {"features": "scattering", "model": "linear", "steps": 800, "max_grad_norm": 1.0}
+_LINEAR = {"features": "scattering", "model": "linear"}
+_SHAPE = {"before": 0.375, "after": 0.125, "damping": 0.01}
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "scattering": Recipe(
             "a linear layer on scattering features, in 1,500 directions of synthetic images, with a paid mean",
-            {**_LINEAR, "directions": 1500, "mean_share": 0.03, "noise_walk": 3.2,
-             "algorithm_settings": {"before": 0.5, "damping": 0.01}},
+            {**_LINEAR, "directions": 1500, "mean_share": 0.03, "steps": 1600, "max_grad_norm": 0.65,
+             "noise_walk": 0.055, "algorithm_settings": _SHAPE},
             rate=4096 / 60000,
+        ),
+        "scattering-small": Recipe(
+            "a linear layer on scattering features, in 120 directions of synthetic images",
+            {**_LINEAR, "directions": 120, "steps": 600, "max_grad_norm": 2.3, "noise_walk": 0.025,
+             "algorithm_settings": {**_SHAPE, "damping": 0.1}},
+            rate=256 / 1438,
         ),
     }
 )  # fmt: skip
@@ -87,7 +96,8 @@ def resolve(settings: Settings, data: Dataset | Table) -> Chosen:
 
 def choose(shape: tuple[int, ...], rows: int) -> tuple[str, str]:
     """The recipe for so many images of a shape (channels, height, width), and why."""
-    return "scattering", f" (chosen: images of {'x'.join(map(str, shape))}, {rows:,} rows)"
+    name = "scattering-small" if rows < FEW else "scattering"
+    return name, f" (chosen: images of {'x'.join(map(str, shape))}, {rows:,} rows)"
 
 
 def _open(settings: Settings, key: str) -> bool:
