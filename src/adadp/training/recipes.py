@@ -45,7 +45,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "scattering": Recipe(
             "a linear layer on scattering features, in 1,500 directions of synthetic images, with a paid mean",
             {**_LINEAR, "directions": 1500, "mean_share": 0.03, "steps": 1600, "max_grad_norm": 0.65,
-             "noise_walk": 0.055, "algorithm_settings": _SHAPE},
+             "noise_walk": 0.06, "algorithm_settings": _SHAPE},
             rate=4096 / 60000,
         ),
         "scattering-small": Recipe(
