@@ -155,6 +155,16 @@ def test_a_ledger_that_is_away_is_said(runs: Runs, tmp_path: Path) -> None:
     assert "ledger is not at hand" in text_of([tmp_path / "copy"])
 
 
+def test_another_ledger_in_its_place_is_not_taken_for_its_own(runs: Runs, tmp_path: Path) -> None:
+    shutil.copytree(runs["first"], tmp_path / "copy")
+    result = json.loads((tmp_path / "copy" / "result.json").read_text())
+    other = str(runs["person"] / ".." / "visits.csv.adadp-ledger.jsonl")
+    (tmp_path / "copy" / "result.json").write_text(json.dumps({**result, "ledger": other}))
+    found = json.loads(text_of([tmp_path / "copy"], format="json"))["runs"][0]
+    assert found["epsilon"] == found["run_epsilon"]
+    assert any("ledger is not at hand" in text for text in found["remarks"])
+
+
 def test_the_unit_is_the_one_of_the_guarantee(told: Callable[..., str]) -> None:
     assert "asks whether one person was in the data" in told("person")
     assert "The units differ" in told("person", "first")

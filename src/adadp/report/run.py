@@ -238,7 +238,7 @@ def read(path: str | Path, *, public: bool = False, number: int | None = None) -
         files=tuple(_files(folder)),
         remarks=(),
     )
-    since, remark = _since(run, result, public)
+    since, remark = _since(run, str((result or {}).get("ledger", "")), releases.get("ids"), public)
     first = [] if finished else [_unfinished(folder, settings)]
     remarks = dict.fromkeys([*first, *folder.remarks, *filter(None, [remark])])
     return replace(run, since=since, remarks=tuple(remarks))
@@ -315,16 +315,27 @@ def _releases(folder: _Folder, values: Any) -> Canonical | None:
         return None
 
 
-def _since(run: Run, result: Mapping[str, Any] | None, public: bool) -> tuple[Since | None, str | None]:
-    """What later runs were charged to the data's ledger; or a remark that this could not be found out."""
-    if run.guarantee is None or run.runs is None or not run.finished:
+def _since(run: Run, place: str, ids: Any, public: bool) -> tuple[Since | None, str | None]:
+    """What later runs were charged to the data's ledger; or a remark that this could not be found out.
+
+    Args:
+        run: which has ended.
+        place: where its ledger was, as it was written then: it may lie elsewhere now, or another one may lie there.
+        ids: of what the run charged, by which its ledger is known.
+        public: whether the remark may name no path.
+
+    """
+    if run.guarantee is None or run.guarantee.epsilon is None or run.runs is None or not run.finished:
         return None, None
-    place = str((result or {}).get("ledger", ""))
-    path = next((p for p in (Path(place), run.folder / Path(place).name) if place and p.is_file()), None)
-    if path is None:
-        return None, "the data's ledger is not at hand: runs that were made after this one are not in any number here"
+    away = "the data's ledger is not at hand: runs that were made after this one are not in any number here"
+    path = next((p for p in (run.folder / Path(place).name, Path(place)) if place and p.is_file()), None)
+    if path is None or not isinstance(ids, list):
+        return None, away
     try:
         ledger = Ledger(path, neighbours=None)
+        known = {run.uid for run in (*ledger.runs, *ledger.inherited)}
+        if not known.issuperset(map(str, ids)):
+            return None, away
         later = runs_in(ledger) - run.runs
         if later <= 0:
             return None, None
