@@ -44,9 +44,9 @@ class Seen:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def table(path: Path, rows: int = 400) -> str:
+def table(path: Path, rows: int = 400, seed: int = 0) -> str:
     """Columns without declared kinds, so that their scales have to be paid for."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     labels = generator.integers(0, 2, rows)
     amount = generator.normal(5_000 + 4_000 * labels, 1_000)
     lines = ["amount,year,colour,label"]
@@ -71,8 +71,8 @@ def watching(seen: Seen) -> Iterator[None]:
     """Within, note what this process trains on, its lots, and its draws of noise beside the steps."""
 
     def rows(sound: Any) -> Any:
-        def made(*given: Any) -> Tensor:
-            found: Tensor = sound(*given)
+        def made(*given: Any, **more: Any) -> Tensor:
+            found: Tensor = sound(*given, **more)
             seen.rows.append(hashlib.sha256(found.numpy().tobytes()).digest())
             return found
 
@@ -102,16 +102,18 @@ def trained(rank: int, size: int, cases: dict[str, dict[str, Any]]) -> dict[str,
     """One run after the other; the text of an error in place of what was seen."""
     found: dict[str, Seen | str] = {}
     for name, case in cases.items():
-        found[name] = one(**case)
+        found[name] = one(rank, **case)
     return found
 
 
-def one(bug: str | None = None, resume: str | None = None, **options: Any) -> Seen | str:
-    """A run, with a planted bug or without."""
+def one(rank: int = 0, bug: str | None = None, folders: list[str] | None = None, **options: Any) -> Seen | str:
+    """A run, with a planted bug or without; `folders` are those that the processes are in."""
     seen = Seen()
+    if folders is not None:
+        os.chdir(folders[rank])
     try:
         with watching(seen), planted(bug):
-            result = training.train(**{**QUICK, **options}) if resume is None else training.resume(resume)
+            result = training.train(**{**QUICK, **options})
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     seen.weights = torch.cat([value.detach().flatten() for value in result.plan.model.parameters()]).cpu()
@@ -124,6 +126,7 @@ def commanded(rank: int, size: int, lines: dict[str, list[str]]) -> dict[str, tu
     found = {}
     for name, line in lines.items():
         said, complained = io.StringIO(), io.StringIO()
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(name == "restarted"))
         with redirect_stdout(said), redirect_stderr(complained):
             try:
                 app(line)
@@ -215,7 +218,7 @@ def _each_fits(sound: Any) -> Any:
         found = sound(self, make)
         if getattr(make, "__name__", "") == "_fit" and found is not None and not self.first:
             execution = make.__self__
-            return execution.plan.estimator.fit(preparation.raw(execution.plan.train))
+            return preparation.fit(execution.plan.estimator, execution.plan.train, ledger=None)
         return found
 
     return from_first
@@ -251,7 +254,7 @@ def _fits_uncharged(sound: Any) -> Any:
 
     def fit(self: Any) -> Any:
         found = sound(self)
-        return found.fit(preparation.raw(self.plan.train))
+        return preparation.fit(found, self.plan.train, ledger=None)
 
     return fit
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from adadp import PrivacyEngine
+from adadp import PrivacyEngine, training
 from adadp.distributed.group import Group, Processes
 from adadp.mechanism.replay import TrainingStep
 from distributed.team import values
@@ -170,3 +171,29 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     assert result["steps"] == 40
     assert result["epsilon"] <= 1.0
     assert "cuda" in json.loads((tmp_path / "run" / "config.json").read_text())["device"]
+
+
+def test_more_processes_than_gpus_are_refused(tmp_path: Path) -> None:
+    count = torch.cuda.device_count() + 1
+    done = torchrun(tmp_path, count, "--json")
+    assert done.returncode != 0
+    assert f"torchrun started {count} processes on this machine, which has {count - 1} of the GPUs" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_does_over_nccl_what_several_do(
+    several: Processes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def trained(out: str) -> tuple[Tensor, float | None]:
+        result = training.train(
+            dataset="digits", algorithm="dpsgd", noise_multiplier=2.0, steps=12, seed=3, device="cuda",
+            pca_noise_multiplier=10.0, out=str(tmp_path / out),
+        )  # fmt: skip
+        return torch.cat([p.detach().flatten().cpu() for p in result.plan.model.parameters()]), result.guarantee.epsilon
+
+    monkeypatch.setattr("adadp.training.loop.launched", lambda: nullcontext(several))
+    weights, epsilon = trained("several")
+    monkeypatch.undo()
+    alone, same = trained("alone")
+    assert epsilon == same
+    torch.testing.assert_close(weights, alone, rtol=2e-2, atol=2e-3)  # a replay may add in another order

@@ -88,12 +88,16 @@ def test_two_processes_make_the_run_of_one(
 @pytest.fixture(scope="module")
 def unseeded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("team")
-    cases = {"sound": TABLE, "images": {"epsilon": 1.0, "pca_noise_multiplier": 10.0, "pca_components": 20}}
+    cases: dict[str, dict[str, Any]] = {
+        "sound": TABLE,
+        "images": {"epsilon": 1.0, "pca_noise_multiplier": 10.0, "pca_components": 20},
+        "features": {"epsilon": 2.0, "features": "scattering", "no_cache": True, "directions": 40},
+    }
     cases |= {bug: {**TABLE, "bug": bug} for bug in BUGS}
     return folder, values(2, folder, trained, placed(cases, folder))
 
 
-@pytest.mark.parametrize("name", ["sound", "images"])
+@pytest.mark.parametrize("name", ["sound", "images", "features"])
 def test_what_is_paid_for_is_released_once(unseeded: tuple[Path, list[dict[str, Any]]], name: str) -> None:
     folder, found = unseeded
     check_released_once(folder, [each[name] for each in found])
@@ -115,6 +119,24 @@ def test_planted_bugs_are_caught(unseeded: tuple[Path, list[dict[str, Any]]], bu
     folder, found = unseeded
     with pytest.raises(AssertionError, match=seen_by):
         check_released_once(folder, [each[bug] for each in found])
+
+
+def test_processes_that_find_other_data_are_refused(tmp_path: Path) -> None:
+    folders = [str(tmp_path / name) for name in ("first", "second")]
+    for number, folder in enumerate(folders):
+        Path(folder).mkdir()
+        table(Path(folder) / "fewer.csv", rows=400 - number)
+        table(Path(folder) / "others.csv", seed=number)
+    cases: dict[str, dict[str, Any]] = {
+        name: {**TABLE, "dataset": f"{name}.csv", "folders": folders, "out": str(tmp_path / name)}
+        for name in ("fewer", "others")
+    }
+    for found in values(2, tmp_path, trained, cases):
+        for name in cases:
+            assert "process 1 and process 0 were not given the same: the dataset" in str(found[name])
+    assert not (tmp_path / "fewer").exists()  # and nothing was spent
+    steps = [event for event, _ in Ledger(Path(folders[0]) / "others.csv.adadp-ledger.jsonl").charged()]
+    assert all(isinstance(event, Gaussian) for event in steps)  # what was released before training, and no lot
 
 
 # ---- one voice -------------------------------------------------------------------------------------------------------
@@ -139,6 +161,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
         "unconfirmed": ["train", *own, "--epsilon", "2", "--out", str(folder / "own")],
         "confirmed": ["train", *own, "--epsilon", "2", "--out", str(folder / "own"), "--yes", "--json"],
         "spent": ["train", *own, "--epsilon", "2", "--budget", "3", "--yes", "--json"],
+        "restarted": ["train", *digits, "--out", str(folder / "restarted")],
         "nothing to go on from": ["train", "--resume", str(folder / "nowhere")],
     }
     return folder, values(2, folder, commanded, lines)
@@ -165,6 +188,7 @@ def test_json_is_printed_once(said: tuple[Path, list[dict[str, tuple[int, str, s
         "folder": "no run is written over another",
         "unconfirmed": "confirm them with --yes",
         "spent": "--budget cannot be set now",
+        "restarted": "torchrun started this command again",
         "nothing to go on from": "has no run.json",
     }.items(),
 )

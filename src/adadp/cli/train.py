@@ -105,6 +105,8 @@ def _run(plan: Plan, json_output: bool, given: Collection[str]) -> None:
             if plan.group.first:
                 typer.echo(f"adadp: {stopped}", err=True)
             raise typer.Exit(130) from None
+    if not plan.group.first:
+        return
     if json_output:
         warnings = (*_warnings(plan), *([result.remark] if result.remark else []))
         typer.echo(json.dumps({**result.to_dict(), **({"warnings": list(warnings)} if warnings else {})}))
