@@ -93,6 +93,8 @@ def test_text_from_elsewhere_stays_in_its_place() -> None:
         assert len(line) <= 80
     number = make_guarantee({Gaussian(1.0): 1}, 1e-5, unit="one | patient\n(0.1, 1e-9)-differential privacy")
     assert [line.split()[0] for line in str(number).splitlines()] == ["Whether", "Released:", "This", "-"]
+    markup = make_guarantee({Gaussian(1.0): 1}, 1e-5, assumptions=["# a [b](c) <img src=x> `d` **e** <!-- f --> | g"])
+    assert r"- \# a \[b\](c) &lt;img src=x&gt; \`d\` \*\*e\*\* &lt;!-- f --&gt; \| g" in markup.to_markdown()
     rows = found.to_markdown().splitlines()
     assert sum(row.startswith("| epsilon |") for row in rows) == 1
     assert not any(row.startswith("#") for row in rows)

@@ -376,6 +376,10 @@ def test_names_from_elsewhere_are_text_in_the_card(place: Path) -> None:
     assert "`a\\|b'c` (number)" in card
     assert "`yes\\|</script>`" in card
     assert "| class weights | `paid` |" in card
+    for text in (card, (found.folder / "guarantee.md").read_text()):  # the conditions name the classes, too
+        outside = re.sub(r"<!-- adadp: [a-z ]+ -->|`[^`\n]+`", "", re.sub(r"```.*?```", "", text, flags=re.S))
+        assert "</script>" not in outside
+        assert "yes\\|&lt;/script&gt;" in text
 
 
 # ---- later runs, no guarantee, refusals -----------------------------------------------------------------------------

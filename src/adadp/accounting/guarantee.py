@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ FIXED_BEFOREHAND = (
     "noise multipliers, sampling rates and numbers of releases were fixed beforehand and did not depend on "
     "earlier outputs"
 )
+
+_MARKUP = re.compile(r"([\\`*\[\]#|~])")
 
 LARGE_EPSILON = 10
 """From here on e^epsilon is only a long number, and the guarantee says that it is."""
@@ -225,8 +228,8 @@ class Guarantee:
         return values
 
     def _repr_markdown_(self) -> str:
-        """In a notebook: names and reasons come from elsewhere and are not taken for HTML."""
-        return html.escape(self.to_markdown(), quote=False)
+        """In a notebook."""
+        return self.to_markdown()
 
     def _repr_html_(self) -> str:
         """In a notebook: the sentence, and what it rests on under a line that opens."""
@@ -259,12 +262,12 @@ class Guarantee:
             f"| epsilon | {epsilon} |",
             f"| delta | {round_up(self.delta)} |",
             f"| neighbours | {self.neighbours} |",
-            f"| unit of privacy | {_cell(self.unit)} |",
-            f"| released | {_cell(self.sampling)} |",
+            f"| unit of privacy | {plain_markdown(self.unit)} |",
+            f"| released | {plain_markdown(self.sampling)} |",
             f"| accountant | {self.accountant}{order} |",
         ]
         for title, items in self._lists("What it rests on"):
-            lines += ["", f"{title}:", "", *(f"- {_line(item)}" for item in items)]
+            lines += ["", f"{title}:", "", *(f"- {plain_markdown(item)}" for item in items)]
         return "\n".join(lines) + "\n"
 
 
@@ -273,8 +276,9 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _cell(text: str) -> str:
-    return _line(text).replace("|", "\\|")
+def plain_markdown(text: str) -> str:
+    """Text from elsewhere (names of classes and columns) for Markdown: on one line, and no markup or HTML in it."""
+    return _MARKUP.sub(r"\\\1", html.escape(_line(text), quote=False))
 
 
 def _sentence(text: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adadp.accounting.guarantee import Guarantee, round_up
+from adadp.accounting.guarantee import Guarantee, plain_markdown, round_up
 
 _BEGIN, _END = "<!-- adadp: privacy -->", "<!-- adadp: end of privacy -->"
 _SECTION = re.compile(rf"\n*{re.escape(_BEGIN)}.*?{re.escape(_END)}\n*", re.DOTALL)
@@ -36,7 +36,7 @@ def privacy_section(guarantee: Guarantee, own: Guarantee | None = None, *, since
     lines = [_BEGIN, "## Privacy", ""]
     if guarantee.epsilon is None:
         lines += [_NONE, ""]
-    lines += [guarantee.sentence(), ""]
+    lines += [plain_markdown(guarantee.sentence()), ""]
     if since:
         lines += [since, ""]
     if own is not None and own.epsilon is not None and guarantee.epsilon is not None:
