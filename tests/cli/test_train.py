@@ -108,7 +108,7 @@ def test_for_people_every_setting_is_printed() -> None:
     for text in ("noise-multiplier", "lot", "epochs", "max_grad_norm", "damping", "cosine", "device", "delta"):
         assert text in result.stdout
     assert "12345" not in result.stdout, "a seed is a secret"
-    assert "computed without noise" in " ".join(result.stdout.split())
+    assert "its examples are not covered by the guarantee" in " ".join(result.stdout.split())
     assert "This rests on" in result.stdout
     assert {path.name for path in Path("run").iterdir()} >= {
         "config.json", "model.safetensors", "guarantee.json", "guarantee.md", "metrics.jsonl", "ledger.jsonl"
