@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from adadp.accounting.events import Gaussian, Uncovered
 from adadp.accounting.guarantee import round_up
+from adadp.accounting.ledger import Ledger
 from adadp.cli import app
 from adadp.errors import ConfigurationError, InterruptedRunError
 from adadp.report import FORMATS, text_of
@@ -227,6 +229,39 @@ def test_releases_that_cost_more_than_the_guarantee_says_are_pointed_out(runs: R
     found = json.loads(text_of([folder], format="json"))["runs"][0]
     assert any("Do not rely on" in text for text in found["remarks"])
     assert found["attacker"] is None
+
+
+@pytest.mark.parametrize("changes", [{"epsilon": 0.01}, {"unit": "one person"}])
+def test_a_guarantee_that_promises_more_than_its_ledger_is_not_published(
+    changes: dict[str, Any], runs: Runs, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["sound"], folder)
+    said = json.loads((folder / "guarantee.json").read_text())
+    (folder / "guarantee.json").write_text(json.dumps({**said, **changes}))
+    with pytest.raises(ConfigurationError, match="promises more than the releases"):
+        text_of([folder], public=True)
+    assert any("Do not rely on" in text for text in json.loads(text_of([folder], format="json"))["runs"][0]["remarks"])
+
+
+def test_what_a_run_released_that_did_not_end_counts(tmp_path: Path) -> None:
+    settings = {**QUICK, "dataset": _table(tmp_path / "people.csv"), "label": "outcome", "steps": 4, "model": "linear"}
+    first = train(**settings, out=str(tmp_path / "first"))
+    before = json.loads(text_of([first.folder], format="json", public=True))["runs"][0]
+    ledger = Ledger(first.ledger, neighbours=None)
+    with ledger.start({"preprocessing": "scales", "unit": "one example"}) as charged:
+        charged.charge(Gaussian(1.0))
+    ledger.close()
+    found = json.loads(text_of([first.folder], format="json", public=True))["runs"][0]
+    assert found["epsilon"] > before["epsilon"] + 0.5
+    assert found["dataset_runs"] == before["dataset_runs"]
+    assert "After this run more was charged" in text_of([first.folder], format="md", public=True)
+    with Ledger(first.ledger, neighbours=None).start({"unit": "one example"}) as charged:
+        charged.charge(Uncovered("raw gradients were looked at"))
+    last = json.loads(text_of([first.folder], format="json", public=True))["runs"][0]
+    assert last["epsilon"] is None
+    assert "model.safetensors" not in {file["file"] for file in last["files"]}, "nor may anything made of releases be"
+    assert not last["noise_over_signal"]
 
 
 def test_a_run_of_an_older_version_is_told(runs: Runs, tmp_path: Path) -> None:

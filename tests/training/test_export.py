@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -383,6 +384,25 @@ def test_names_from_elsewhere_are_text_in_the_card(place: Path) -> None:
 
 
 # ---- later runs, no guarantee, refusals -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{"epsilon": 0.01}, {"unit": "one person"}])
+@pytest.mark.parametrize("away", [False, True])
+def test_a_guarantee_that_promises_more_than_was_charged_is_refused(
+    changes: dict[str, Any], away: bool, people: Result, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(people.folder, run)
+    if away:
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps({**result, "ledger": "/nowhere/ledger.jsonl"}))
+        if "unit" in changes:
+            pytest.skip("no file but the ledger knows the unit")
+    said = json.loads((run / "guarantee.json").read_text())
+    (run / "guarantee.json").write_text(json.dumps({**said, **changes}))
+    with pytest.raises(ConfigurationError, match="promise more than the releases on record allow"):
+        export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_number_is_that_of_the_data_with_later_runs(place: Path) -> None:

@@ -125,6 +125,13 @@ class Guarantee:
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise ConfigurationError(f"epsilon must be a finite number >= 0, not {self.epsilon!r}")
 
+    def promises_more_than(self, computed: Guarantee) -> bool:
+        """Whether this, read from a file, says more than `computed` from the releases themselves, at the same delta."""
+        if self.epsilon is None:
+            return False
+        less = computed.epsilon is None or self.epsilon < computed.epsilon * (1 - 1e-6)
+        return less or (self.unit, self.neighbours) != (computed.unit, computed.neighbours)
+
     def require(self) -> float:
         """The epsilon, or `NoGuaranteeError` with every reason."""
         if self.epsilon is None:

@@ -8,13 +8,8 @@ from pathlib import Path
 
 from adadp.errors import ConfigurationError
 from adadp.report.attacker import Attacker, attacker, fits
-from adadp.report.run import Run, read
+from adadp.report.run import UNLIKE, Run, read
 from adadp.report.spending import Spending, spending
-
-UNLIKE = (
-    "releases.json holds more than guarantee.json says: one of them was changed, or they are not of one run. Do not "
-    "rely on the epsilon below"
-)
 
 
 @dataclass(frozen=True)
@@ -50,4 +45,7 @@ def facts_of(folders: Sequence[str | Path], *, public: bool = False) -> list[Fac
     if len(set(places)) < len(places):
         raise ConfigurationError("give each run once")
     found = [Facts.of(read(folder, public=public, number=number)) for number, folder in enumerate(folders, 1)]
+    for folder, each in zip(folders, found, strict=True):
+        if public and UNLIKE in each.run.remarks:
+            raise ConfigurationError(f"{folder}: {UNLIKE.partition('. ')[0]}. Nothing of it is published")
     return found

@@ -21,12 +21,16 @@ from adadp.data import NAMES
 from adadp.errors import ConfigurationError, LedgerError
 from adadp.training import run_files
 from adadp.training.checkpoints import RUN
-from adadp.training.dataset_ledger import runs_in
+from adadp.training.dataset_ledger import releases_of, runs_in
 from adadp.training.held_out import is_published
 from adadp.training.run_files import PATHS, Audience
 from adadp.training.run_folder import CONFIG, GUARANTEE, HISTORY, METRICS, RELEASES, RESULT
 
 NOT_KNOWN = "not known"
+UNLIKE = (
+    "guarantee.json promises more than the releases on record allow: a file was changed, or they are not of one run. "
+    "Do not rely on the epsilon below"
+)
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,10 @@ def read(path: str | Path, *, public: bool = False, number: int | None = None) -
         remarks=(),
     )
     since, remark = _since(run, str((result or {}).get("ledger", "")), releases.get("ids"), public)
+    if since is not None and since.guarantee.epsilon is None:  # what was made since took it away
+        folder.guaranteed = False
+        run = replace(run, figures=_figures(folder, settings, result), files=tuple(_files(folder)))
+        run = replace(run, history=() if public else run.history)
     first = [] if finished else [_unfinished(folder, settings)]
     remarks = dict.fromkeys([*first, *folder.remarks, *filter(None, [remark])])
     return replace(run, since=since, remarks=tuple(remarks))
@@ -333,13 +341,16 @@ def _since(run: Run, place: str, ids: Any, public: bool) -> tuple[Since | None, 
         return None, away
     try:
         ledger = Ledger(path, neighbours=None)
-        known = {run.uid for run in (*ledger.runs, *ledger.inherited)}
+        known = {each.uid for each in ledger.runs} | {each.uid for each in ledger.inherited}
         if not known.issuperset(map(str, ids)):
             return None, away
-        later = runs_in(ledger) - run.runs
-        if later <= 0:
-            return None, None
-        return Since(later, ledger.guarantee(run.guarantee.delta), ledger.composition()), None
+        whole, releases = ledger.guarantee(run.guarantee.delta), ledger.composition()
+        own = [each.id for each in ledger.runs if each.uid in ids]
+        if len(own) == len(ids) and run.own_releases != releases_of(ledger, own):
+            return None, UNLIKE
+        if releases == run.all_releases:
+            return None, UNLIKE if run.guarantee.promises_more_than(whole) else None
+        return Since(max(0, runs_in(ledger) - run.runs), whole, releases), None
     except (LedgerError, ConfigurationError) as error:
         return None, "the data's ledger cannot be read: later runs are not in any number here" if public else str(error)
 

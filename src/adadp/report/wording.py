@@ -62,7 +62,7 @@ def since(run: Run) -> str:
     """What later runs changed; empty where there are none."""
     if run.since is None:
         return ""
-    more = "1 run was" if run.since.runs == 1 else f"{run.since.runs:,} runs were"
+    more = {0: "more was", 1: "1 run was"}.get(run.since.runs, f"{run.since.runs:,} runs were")
     then = epsilon_of(run.guarantee)
     return f"After this run {more} charged for the same data. When it ended, epsilon of the data set was {then}."
 

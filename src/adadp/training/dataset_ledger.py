@@ -262,7 +262,7 @@ def guarantee_of(ledger: Ledger, runs: Collection[str], delta: float, accountant
     It is no guarantee for the data: the other runs looked at it too.
     """
     relation = ledger.neighbours or Neighbours.ADD_REMOVE
-    releases = _releases(ledger, runs)
+    releases = releases_of(ledger, runs)
     reasons = [text for run in ledger.runs if run.id in runs for text in run.remarks.reasons]
     return make_guarantee(
         releases, delta, accountant=covering_accountant(releases, relation, accountant), neighbours=relation,
@@ -270,7 +270,8 @@ def guarantee_of(ledger: Ledger, runs: Collection[str], delta: float, accountant
     )  # fmt: skip
 
 
-def _releases(ledger: Ledger, runs: Collection[str]) -> Canonical:
+def releases_of(ledger: Ledger, runs: Collection[str]) -> Canonical:
+    """Return what some runs of a ledger released."""
     charges = ledger.charges()
     return canonical([pair for name in runs for pair in charges[name]])
 
@@ -285,6 +286,6 @@ def on_record(ledger: Ledger, runs: Collection[str], own: Guarantee) -> dict[str
         "runs": runs_in(ledger),
         "ids": [run.uid for run in ledger.runs if run.id in runs],
         "own": own.to_dict(),
-        "own_releases": releases_to_json(_releases(ledger, runs)),
+        "own_releases": releases_to_json(releases_of(ledger, runs)),
         "all_releases": releases_to_json(ledger.composition()),
     }

@@ -26,14 +26,14 @@ from typing import Any
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 
-from adadp.accounting.composition import releases_to_json
-from adadp.accounting.guarantee import Guarantee
+from adadp.accounting.composition import releases_from_json
+from adadp.accounting.guarantee import Guarantee, make_guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.errors import ConfigurationError, LedgerError
 from adadp.training import alone
 from adadp.training.card import Card
 from adadp.training.checkpoints import RUN
-from adadp.training.dataset_ledger import runs_in
+from adadp.training.dataset_ledger import guarantee_of, on_record
 from adadp.training.plain_code import plain_code
 from adadp.training.recipe import recipe_of
 from adadp.training.run_files import Audience, run_file
@@ -139,14 +139,30 @@ def _standing(
 
     What was released after the run counts too: the number that its people are promised is that of the data.
     """
-    ledger = None if releases is None else _ledger(folder, result, releases["ids"])
-    if ledger is None or releases is None:
+    if releases is None:
+        return found, None, False
+    ledger = _ledger(folder, result, releases["ids"])
+    if ledger is None:
+        for said, about in ((found, "all_releases"), (Guarantee.from_dict(releases["own"]), "own_releases")):
+            _refuse_more(folder, said, make_guarantee(releases_from_json(releases[about]), said.delta, unit=said.unit))
         return found, releases, False
-    everything = releases_to_json(ledger.composition())
-    if everything == releases["all_releases"]:
-        return found, releases, True
     whole = ledger.guarantee(found.delta, assumptions=found.assumptions, notes=found.notes, untried=found.untried)
-    return whole, {**releases, "all_releases": everything, "runs": runs_in(ledger)}, True
+    runs = [run.id for run in ledger.runs if run.uid in releases["ids"]]
+    own = guarantee_of(ledger, runs, found.delta, found.accountant, whole)
+    now = on_record(ledger, runs, own)
+    if now["all_releases"] != releases["all_releases"]:
+        return whole, now, True
+    _refuse_more(folder, found, whole)
+    return found, now, True
+
+
+def _refuse_more(folder: Path, said: Guarantee, computed: Guarantee) -> None:
+    """Raise where a file says more than what was released allows."""
+    if said.promises_more_than(computed):
+        raise ConfigurationError(
+            f"{folder}: its files promise more than the releases on record allow ({said.sentence()} On record: "
+            f"{computed.sentence()}) One of them was changed, or they are not of one run: nothing is exported"
+        )
 
 
 def _ledger(folder: Path, result: Mapping[str, Any], ids: Collection[str]) -> Ledger | None:
