@@ -135,8 +135,8 @@ def test_a_known_data_set_is_planned_without_its_files(monkeypatch: pytest.Monke
     assert (found["examples"], found["held_out"], found["lot"], found["input_shape"]) == (
         60000,
         10000,
-        980,
-        [1, 28, 28],
+        4096,
+        [1500],
     )
 
 

@@ -169,7 +169,7 @@ def test_probes_go_through_the_same_projection() -> None:
     digits = data.load("digits")
     pca = prepared.estimator_for(digits, pca_noise_multiplier=5.0, pca_components=7, table_noise_multiplier=1.0, seed=0)
     assert pca is not None
-    pca.fit(prepared.raw(digits))
+    pca.fit(prepared.raw(digits, pca))
     probes = prepared.probes_for(digits, pca)(32, torch.Generator().manual_seed(0))
     assert probes.shape == (32, 7)
     assert prepared.rows(digits, pca).shape == (1438, 7)

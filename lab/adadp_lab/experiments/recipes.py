@@ -65,14 +65,20 @@ def _write(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def reach(out: Path, recipe: str, more: list[str], *, data_dir: str | None, seeds: int, workers: int) -> None:
-    """`adadp train --recipe` for each data set, epsilon and seed, as a command, and what it printed."""
+    """`adadp train --recipe` for each data set, epsilon and seed, as a command, and what it printed.
+
+    Runs that are in the file already are not made again.
+    """
+    path = out / "reached.json"
+    kept = json.loads(path.read_text()) if path.exists() else []
+    records: list[dict[str, Any]] = [each for each in kept if "error" not in each]
+    there = {(each["seed"], each["target_epsilon"], each["dataset"]) for each in records}
     for dataset in DATASETS:  # they stay in the cache
         both = data.load(dataset, data_dir=data_dir), data.load(dataset, "test", data_dir=data_dir)
         for images in both:
             features_of(images)
         public_directions(both[0].input_shape, int(RECIPES[recipe].settings["directions"]), 0.5)
-    jobs = list(itertools.product(range(seeds), EPSILONS, DATASETS))
-    records: list[dict[str, Any]] = []
+    jobs = [job for job in itertools.product(range(seeds), EPSILONS, DATASETS) if job not in there]
 
     def one(job: tuple[int, float, str]) -> dict[str, Any]:
         seed, epsilon, dataset = job
@@ -94,7 +100,7 @@ def reach(out: Path, recipe: str, more: list[str], *, data_dir: str | None, seed
             shown = ("dataset", "target_epsilon", "seed", "accuracy", "seconds", "error")
             print({name: record.get(name) for name in shown}, flush=True)
             out.mkdir(parents=True, exist_ok=True)
-            (out / "reached.json").write_text(json.dumps(records, indent=1) + "\n")
+            path.write_text(json.dumps(records, indent=1) + "\n")
 
 
 def main() -> None:

@@ -61,8 +61,8 @@ def made_images(shape: tuple[int, ...], count: int, generator: torch.Generator) 
 
 
 def count_of_made(shape: tuple[int, ...]) -> int:
-    """How many synthetic images show the directions of images of this shape: 2 GiB of features at most."""
-    return min(MADE, max(500, 2**29 // Scattering.for_images(shape).size))
+    """How many synthetic images show the directions of images of this shape: fewer of large ones."""
+    return min(MADE, max(1_000, 2**25 // Scattering.for_images(shape).size))
 
 
 def most_directions(shape: tuple[int, ...]) -> int:

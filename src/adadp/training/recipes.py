@@ -14,6 +14,7 @@ from typing import Any
 from adadp.algorithms.defaults import default_lot
 from adadp.data import Dataset, Table
 from adadp.errors import ConfigurationError
+from adadp.sampling.units import Units
 from adadp.training.settings import Settings
 
 AUTO, NONE = "auto", "none"
@@ -72,21 +73,21 @@ def resolve(settings: Settings, data: Dataset | Table) -> Chosen:
     Guarantee: of the data only its form is used: images or a table, the size of an image, the number of rows.
     """
     name = settings.recipe
-    if name in (None, NONE):
+    if name == NONE or (name is None and (isinstance(data, Table) or _says_how(settings))):
         return Chosen(settings, None)
-    if name not in (AUTO, *RECIPES):
+    if name not in (None, AUTO, *RECIPES):
         raise ConfigurationError(f"no recipe is called {name!r}; there are {AUTO}, {NONE}, {', '.join(RECIPES)}")
     if isinstance(data, Table):
         raise ConfigurationError(f"recipes are for images and {data.name} is a table: leave recipe out")
-    why = ""
-    if name == AUTO:
-        name, why = choose(data.input_shape, len(data))
+    why, rows = "", len(data) if data.persons is None else Units(data.persons).declared
+    if name in (None, AUTO):
+        name, why = choose(data.input_shape, rows)
     recipe = RECIPES[name]
     changes = {key: value for key, value in recipe.settings.items() if _open(settings, key)}
     if "algorithm_settings" in changes:
         changes["algorithm_settings"] = {**changes["algorithm_settings"], **settings.algorithm_settings}
     if recipe.rate is not None and settings.lot is None:
-        changes["lot"] = max(default_lot(len(data)), round(recipe.rate * len(data)))
+        changes["lot"] = max(default_lot(rows), round(recipe.rate * rows))
     kept = [key for key in recipe.settings if key not in changes]
     said = f"recipe {name}{why}: {recipe.about}"
     if kept:
@@ -95,9 +96,15 @@ def resolve(settings: Settings, data: Dataset | Table) -> Chosen:
 
 
 def choose(shape: tuple[int, ...], rows: int) -> tuple[str, str]:
-    """The recipe for so many images of a shape (channels, height, width), and why."""
+    """The recipe for so many images (or persons) of a shape (channels, height, width), and why."""
     name = "scattering-small" if rows < FEW else "scattering"
-    return name, f" (chosen: images of {'x'.join(map(str, shape))}, {rows:,} rows)"
+    return name, f" (chosen: images of {'x'.join(map(str, shape))}, N = {rows:,})"
+
+
+def _says_how(settings: Settings) -> bool:
+    """Whether the settings say themselves what is trained and how."""
+    named = settings.algorithm, settings.reading, settings.features, settings.pca_noise_multiplier
+    return settings.model != "auto" or any(value is not None for value in named) or bool(settings.algorithm_settings)
 
 
 def _open(settings: Settings, key: str) -> bool:
