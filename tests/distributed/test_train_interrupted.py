@@ -44,6 +44,21 @@ def test_one_process_is_asked_and_all_stop(tmp_path: Path, who: int, seed: int |
     assert charged(folder / "ledger.jsonl") == STEPS
 
 
+@pytest.mark.filterwarnings("ignore::adadp.errors.CheckpointWarning")
+@pytest.mark.parametrize(("seed", "then"), [(None, 2), (8, 2), (9, 1)])
+def test_lots_that_are_repeated_have_new_noise_and_are_charged(tmp_path: Path, seed: int | None, then: int) -> None:
+    folder = tmp_path / "run"
+    (_, released), _ = values(2, tmp_path, stopped, str(folder), 0, seed)
+    (folder / "checkpoint.safetensors").unlink()  # the one before is used
+    repeated = len(released) - read(folder / "checkpoint.safetensors").checkpoint.values["lot"]
+    assert repeated > 0
+    for steps, more in values(then, tmp_path, resumed, str(folder), seed):
+        assert steps == STEPS
+        assert len(more) == STEPS - len(released) + repeated
+        assert not set(more) & set(released)
+    assert charged(folder / "ledger.jsonl") == STEPS + repeated
+
+
 # ---- kill -9 --------------------------------------------------------------------------------------------------------
 
 
