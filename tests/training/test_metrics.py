@@ -191,6 +191,9 @@ def test_one_output_that_is_no_number_moves_paid_figures_as_any_other():
     ("dataset", "test", "paid", "said"),
     [
         ("mnist", None, False, held_out.PUBLISHED),
+        ("digits", None, False, held_out.PUBLISHED),
+        ("cifar10", None, False, held_out.PUBLISHED),
+        ("cifar100", None, False, HELD_OUT_NOTE),  # no digest: test-*.parquet of one's own would pass for it
         ("mnist", "own.csv", False, HELD_OUT_NOTE),
         ("own.csv", None, False, HELD_OUT_NOTE),
         ("mnist", None, True, held_out.COVERED),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adadp.accounting.events import Gaussian
-from adadp.data import HELD_OUT_NOTE, NAMES, Dataset, Table
+from adadp.data import HELD_OUT_NOTE, PUBLISHED_TESTS, Dataset, Table
 from adadp.persons import keys_of
 from adadp.preprocessing.release import Charges, person_weights, release
 from adadp.training.metrics import Floats, Metrics, confusion, of_classes, of_confusion, of_numbers
@@ -28,7 +28,7 @@ PUBLISHED = "figures on the published test set are exact: its examples are not c
 
 def is_published(dataset: object, test: object) -> bool:
     """Whether a run's held-out examples are a published test set's: settings `dataset` and `test` say so."""
-    return dataset in NAMES and test is None
+    return dataset in PUBLISHED_TESTS and test is None
 
 
 def note(dataset: object, test: object, *, paid: bool) -> str:
