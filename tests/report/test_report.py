@@ -18,7 +18,7 @@ from adadp.accounting.guarantee import round_up
 from adadp.accounting.ledger import Ledger
 from adadp.cli import app
 from adadp.errors import ConfigurationError, InterruptedRunError
-from adadp.report import FORMATS, text_of
+from adadp.report import FORMATS, report, text_of
 from adadp.report.wording import NOTHING_PROMISED
 from adadp.training.loop import plan, run, train
 
@@ -368,6 +368,18 @@ def test_the_command_writes_into_the_first_run(copied: Path, runs: Runs, tmp_pat
         file["file"]: file["who"] for file in json.loads((tmp_path / "elsewhere.json").read_text())["runs"][0]["files"]
     }
     assert (files["report.html"], files["report-public.md"]) == ("curator only", "may be published")
+
+
+@pytest.mark.parametrize(("name", "format"), [("ledger.jsonl", "html"), ("guarantee.json", "json"), ("my.csv", "md")])
+def test_no_file_but_an_earlier_report_is_written_over(name: str, format: str, runs: Runs, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["sound"], folder)
+    (folder / "my.csv").write_text("a,b\n")
+    before = (folder / name).read_bytes()
+    with pytest.raises(ConfigurationError, match="would be lost"):
+        report(folder, out=folder / name, format=format)
+    assert (folder / name).read_bytes() == before
+    assert report(folder, format=format) == report(folder, format=format), "a report is made anew"
 
 
 def test_what_cannot_be_reported_is_refused_in_one_line(copied: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from adadp.report.html import to_html
 from adadp.report.markdown import to_markdown
 from adadp.report.page import page_of
 from adadp.report.values import to_values
+from adadp.training.run_files import UNKNOWN, run_file
 
 FORMATS = ("html", "md", "json")
 
@@ -66,6 +67,10 @@ def report(
     text = text_of(folders, format=format, public=public)
     name = f"report{'-public' if public else ''}.{format}"
     path = Path(folders[0]) / name if out is None else Path(out)
+    if path.exists() and not _is_report(path, format):
+        raise ConfigurationError(
+            f"out must be a new file or an earlier report, and {path} is neither: a ledger or data would be lost"
+        )
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -73,6 +78,11 @@ def report(
             f"out must be a file that can be written, and {path} is not: {error.strerror}"
         ) from None
     return path
+
+
+def _is_report(path: Path, format: str) -> bool:
+    """Whether a file may be an earlier report, by its name: other files of a run and of other types are not."""
+    return path.suffix == f".{format}" and (run_file(path.name) is UNKNOWN or path.name.startswith("report"))
 
 
 __all__ = ["FORMATS", "report", "text_of"]
