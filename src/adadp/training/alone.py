@@ -262,7 +262,7 @@ def read_csv(path: str | Path) -> list[dict[str, str]]:
 
 def main(files: Sequence[str]) -> None:
     """Print a prediction for each row of a .csv, or for each image."""
-    if not files:
+    if not files or files[0] in ("-h", "--help"):
         sys.exit(__doc__)
     rows: Sequence[Any] = files if recipe()["kind"] == "images" else [row for file in files for row in read_csv(file)]
     with torch.no_grad():
