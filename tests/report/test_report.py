@@ -244,6 +244,16 @@ def test_a_guarantee_that_promises_more_than_its_ledger_is_not_published(
     assert any("Do not rely on" in text for text in json.loads(text_of([folder], format="json"))["runs"][0]["remarks"])
 
 
+def test_an_epsilon_of_its_own_that_its_releases_do_not_allow_is_not_published(runs: Runs, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["second"], folder)
+    releases = json.loads((folder / "releases.json").read_text())
+    releases["own"]["epsilon"] /= 10
+    (folder / "releases.json").write_text(json.dumps(releases))
+    with pytest.raises(ConfigurationError, match="promises more than the releases"):
+        text_of([folder], public=True)
+
+
 def test_what_a_run_released_that_did_not_end_counts(tmp_path: Path) -> None:
     settings = {**QUICK, "dataset": _table(tmp_path / "people.csv"), "label": "outcome", "steps": 4, "model": "linear"}
     first = train(**settings, out=str(tmp_path / "first"))

@@ -24,7 +24,8 @@ class Facts:
     def of(cls, run: Run) -> Facts:
         """What follows from a run's guarantee."""
         releases = run.current_releases
-        if run.current is not None and releases is not None and not fits(run.current, releases):
+        said = ((run.current, releases), (run.own, run.own_releases))
+        if any(found and about is not None and not fits(found, about) for found, about in said):
             return cls(replace(run, remarks=(*run.remarks, UNLIKE)), None, Spending((), ()))
         left = None if run.current is None else attacker(run.current, releases)
         known = run.own is not None and run.own_releases is not None
