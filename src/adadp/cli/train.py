@@ -131,13 +131,14 @@ def _one_line_warnings() -> Iterator[None]:
 
 
 def _print_plan(plan: Plan) -> None:
-    rows = []
+    rows, settings = [], plan.settings
+    unused = {"rows_per_person": settings.person is None, "pca_components": settings.pca_noise_multiplier is None}
     for name, value in plan.describe().items():
         if name == "seed" and value is not None:
             value = "given"  # it must stay secret
         if name == "settings":
             rows += [(f"  {key}", f"{item}") for key, item in value.items()]
-        elif value not in (None, False, [], ()):
+        elif value not in (None, False, [], ()) and not unused.get(name):
             rows.append((name.replace("_", "-"), f"{value:.6g}" if isinstance(value, float) else f"{value}"))
     print_table(f"Training on {plan.train.name}: {plan.population:,} {plan.noun}", rows)
     guarantee = plan.algorithm.guarantee

@@ -56,8 +56,8 @@ def read_images(
         images.append(open_image(file, size))
         if images[-1].size != images[0].size:  # before a folder of others fills the memory
             raise DataError(
-                f"{file} is {_size(images[-1])}, but {files[0][0].name} is {_size(images[0])}: give a size, and all "
-                "are resized to it"
+                f"{file} is {_size(images[-1])}, but {files[0][0].name} is {_size(images[0])}: give a size "
+                "(--image-size 32x32; size=(32, 32)), and all are resized to it"
             )
     if grey is None:
         grey = all(image.mode in ("L", "1", "I;16") for image in images)
