@@ -37,6 +37,7 @@ class HeldOut:
     train: Dataset | Table
     test: Dataset | Table
     seed: int | None
+    note: str = HELD_OUT_NOTE
 
     @property
     def count(self) -> int:
