@@ -191,7 +191,9 @@ def test_a_number_is_predicted_in_its_unit(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"model": "paper", "pca_noise_multiplier": 20.0}], ids=["tanh-cnn", "projected"]
+    "options",
+    [{"model": "tanh-cnn"}, {"model": "paper", "pca_noise_multiplier": 20.0}, {}],
+    ids=["tanh-cnn", "projected", "scattered"],
 )  # fmt: skip
 def test_images_from_files(options: dict[str, Any], place: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="images take the extra data")

@@ -5,6 +5,7 @@
 | `README.md` | the model card: what it is, what it was trained on, its guarantee with all conditions (`card`) |
 | `model.safetensors`, `model.py` | weights, and the plain torch module that takes them (`plain_code`) |
 | `preprocessing.json`, `preprocessing.safetensors` | how a row or an image becomes numbers (`recipe`) |
+| `scattering.py` | the features that images are mapped to, where a run trained on those |
 | `predict.py` | a program that follows them without this library (`alone`) |
 | `guarantee.json`, `releases.json` | what may be said, for programs, and the releases that it is about |
 
@@ -30,6 +31,7 @@ from adadp.accounting.composition import releases_from_json
 from adadp.accounting.guarantee import Guarantee, make_guarantee
 from adadp.accounting.ledger import Ledger
 from adadp.errors import ConfigurationError, LedgerError
+from adadp.features import scattering
 from adadp.training import alone
 from adadp.training.card import Card
 from adadp.training.checkpoints import RUN
@@ -115,6 +117,12 @@ def _write(
     (folder / "preprocessing.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
     if arrays:
         (folder / "preprocessing.safetensors").write_bytes(save_arrays(arrays))
+    if recipe.get("scattered"):
+        code_of = inspect.getsource(scattering)
+        ours = "from adadp.errors import ConfigurationError\n"
+        (folder / "scattering.py").write_text(
+            _LICENSE + code_of.replace(ours, "ConfigurationError = ValueError\n"), encoding="utf-8"
+        )
     (folder / "predict.py").write_text(_LICENSE + inspect.getsource(alone), encoding="utf-8")
     (folder / GUARANTEE).write_text(guarantee.to_json() + "\n", encoding="utf-8")
     if releases is not None:

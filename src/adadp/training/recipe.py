@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from adadp import preprocessing
 from adadp.errors import ConfigurationError
-from adadp.preprocessing import DPPCA, TablePreprocessor
+from adadp.features import Scattering
+from adadp.preprocessing import DPPCA, ShapedFeatures, TablePreprocessor
 from adadp.preprocessing.encoding import text_of
 from adadp.preprocessing.free_text import PACKAGE, TOKENIZER, VECTORS, FreeText
 from adadp.training.run_folder import FinishedRun
@@ -26,12 +27,22 @@ def recipe_of(run: FinishedRun) -> tuple[dict[str, Any], dict[str, npt.NDArray[n
     outputs = {"classes": list(run.classes), "target": run.target}
     if run.config["kind"] == "images":
         size = parse_image_size(run.config["image_size"])
-        arrays = {}
-        if run.estimator is not None:
+        arrays: dict[str, npt.NDArray[np.float64]] = {}
+        images = {"shape": run.config["image_shape"], "maximum": run.config["maximum"], "resize": size}
+        if isinstance(run.estimator, ShapedFeatures):
+            made = run.estimator
+            taken = {
+                "mean": made.mean_,
+                "directions": made.vectors_ * made.scale_,
+                "offset": made.offset_ * made.scale_,
+            }
+            arrays = {name: np.ascontiguousarray(values, dtype=np.float64) for name, values in taken.items()}
+            scales = Scattering.for_images(tuple(run.config["image_shape"])).scales
+            images["scattered"] = {"scales": scales, "power": made.power}
+        elif run.estimator is not None:
             if not isinstance(run.estimator, DPPCA):
                 raise ConfigurationError(f"{run.folder}: {type(run.estimator).__name__} is no preprocessing of images")
             arrays["components"] = np.ascontiguousarray(run.estimator.components_)
-        images = {"shape": run.config["image_shape"], "maximum": run.config["maximum"], "resize": size}
         return {"kind": "images", **images, "projected": bool(arrays), **outputs}, arrays
     if not isinstance(run.estimator, TablePreprocessor):
         raise ConfigurationError(f"{run.folder} has no preprocessing of a table")
