@@ -426,6 +426,15 @@ def test_the_number_is_that_of_the_data_with_later_runs(place: Path) -> None:
     assert "later ones add to it" in (alone.folder / "README.md").read_text()
 
 
+def test_conditions_that_the_ledger_has_on_record_are_in_the_card(people: Result, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(people.folder, run)
+    said = json.loads((run / "guarantee.json").read_text())
+    (run / "guarantee.json").write_text(json.dumps({**said, "assumptions": []}))
+    card = (export(run, tmp_path / "out").folder / "README.md").read_text()
+    assert "all settings are public" in card
+
+
 @pytest.mark.parametrize("options", [{"reading": "lot"}, {"algorithm": "sgd", "epsilon": None}], ids=["raw", "sgd"])
 def test_a_run_without_a_guarantee_says_so(options: dict[str, Any], place: Path) -> None:
     name = options.get("reading", "sgd")

@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,8 @@ def _standing(
     if now["all_releases"] != releases["all_releases"]:
         return whole, now, True
     _refuse_more(folder, found, whole)
-    return found, now, True
+    conditions = tuple(dict.fromkeys((*found.assumptions, *whole.assumptions)))  # the ledger has them on record, too
+    return replace(found, assumptions=conditions, untried=whole.untried), now, True
 
 
 def _refuse_more(folder: Path, said: Guarantee, computed: Guarantee) -> None:
