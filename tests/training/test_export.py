@@ -192,19 +192,25 @@ def test_a_number_is_predicted_in_its_unit(place: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"model": "tanh-cnn"}, {"model": "paper", "pca_noise_multiplier": 20.0}, {}],
-    ids=["tanh-cnn", "projected", "scattered"],
-)  # fmt: skip
+    [
+        {"recipe": "none"},
+        {"model": "paper", "pca_noise_multiplier": 20.0},
+        {},
+        {"directions": 30, "mean_share": 0.1, "moments_share": 0.1, "feature_power": 0.6},
+    ],
+    ids=["pixels", "projected", "recipe", "scattering"],
+)
 def test_images_from_files(options: dict[str, Any], place: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="images take the extra data")
-    folder = place / f"photos-{options.get('model')}"
+    name = "-".join(options) or "plain"
+    folder = place / f"photos-{name}"
     random = np.random.default_rng(0)
     for i in range(200):
         (folder / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         image.fromarray(random.integers(0, 256, (20, 18), dtype=np.uint8)).save(folder / "ab"[i % 2] / f"{i}.png")
-    out = str(place / f"run-{options.get('model')}")
+    out = str(place / f"run-{name}")
     found = train(**{**QUICK, **options}, dataset=str(folder), classes=("a", "b"), image_size="16x16", out=out)
-    copy = export(found.folder, place / f"out-{options.get('model')}").folder
+    copy = export(found.folder, place / f"out-{name}").folder
     files = [folder / "a" / "0.png", folder / "b" / "1.png"]
     numbers, outputs, answers = without_adadp(copy, *files)
     for row, file in enumerate(files):

@@ -257,9 +257,13 @@ class ShapedFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         check_is_fitted(self)
         if X.ndim != 2 or X.shape[1] != self.n_features_in_:
             raise ConfigurationError(f"X must have shape (n, {self.n_features_in_}), not {tuple(X.shape)}")
-        mean, onto = self.mean_, self.vectors_ * np.float32(self.scale_)
-        offset = (self.offset_ * self.scale_).astype(np.float32)
+        mean, onto, offset = self.projection()
         return np.concatenate([(unit - mean) @ onto - offset for unit, _ in _parts(X, self.power, None)])
+
+    def projection(self) -> tuple[Floats, Floats, Floats]:
+        """`mean`, `onto` and `offset` with which a row u at unit norm becomes (u - mean) @ onto - offset."""
+        scaled = self.vectors_ * np.float32(self.scale_)
+        return self.mean_, scaled, (self.offset_ * self.scale_).astype(np.float32)
 
     @property
     def _n_features_out(self) -> int:

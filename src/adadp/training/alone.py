@@ -40,20 +40,19 @@ LONGEST_TEXT = 20_000  # characters that are read
 
 def load_model() -> torch.nn.Module:
     """The module of model.py, with its weights."""
-    model: torch.nn.Module = _module("model").build()
+    model: torch.nn.Module = _code("model").build()
     model.load_state_dict(load_file(FOLDER / "model.safetensors"))
     return model.eval()
 
 
-def _module(name: str) -> Any:
-    """A file of code beside this one."""
+def _code(name: str) -> Any:
+    """The module in a file beside this one."""
     spec = importlib.util.spec_from_file_location(f"exported_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    code = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = code  # dataclasses look there
-    spec.loader.exec_module(code)
-    return code
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def recipe() -> dict[str, Any]:
@@ -239,23 +238,22 @@ def _images(how: Mapping[str, Any], images: Sequence[Any]) -> torch.Tensor:
             )
         pixels.append(values)
     made: torch.Tensor = torch.from_numpy(np.stack(pixels)).to(torch.float32) / how["maximum"]
-    if not how["projected"]:
+    if how["as"] == "pixels":
         return made
-    if how.get("scattered"):
-        return _scattered(how, made)
-    components = load_arrays(FOLDER / "preprocessing.safetensors")["components"]
-    return torch.from_numpy(made.flatten(1).numpy().astype(np.float64) @ components.T).to(torch.float32)
-
-
-def _scattered(how: Mapping[str, Any], images: torch.Tensor) -> torch.Tensor:
-    """Powers of scattering features (scattering.py) at norm 1, less a mean, in a few directions, less an offset."""
-    scattering = _module("scattering").Scattering(*how["shape"], how["scattered"]["scales"])
     arrays = load_arrays(FOLDER / "preprocessing.safetensors")
-    rows = scattering(images).to(torch.float16).to(torch.float32).numpy()
-    rows = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True, initial=0), 1e-30)
-    rows = np.copysign(np.abs(rows) ** how["scattered"]["power"], rows)
-    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-    return torch.from_numpy((rows - arrays["mean"]) @ arrays["directions"] - arrays["offset"]).to(torch.float32)
+    if how["as"] == "scattering":
+        return torch.from_numpy((_scattered(how, made) - arrays["mean"]) @ arrays["onto"] - arrays["offset"])
+    rows = made.flatten(1).numpy().astype(np.float64)
+    return torch.from_numpy(rows @ arrays["components"].T).to(torch.float32)
+
+
+def _scattered(how: Mapping[str, Any], images: torch.Tensor) -> Any:
+    """Scattering features of images, rounded to 16 bits, then signed powers of them at norm 1."""
+    plan = _code("scattering").Scattering(*how["shape"], how["scales"])
+    made = plan(images).to(torch.float16).numpy().astype(np.float32)
+    made /= np.maximum(np.abs(made).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    made = np.copysign(np.abs(made) ** how["power"], made)
+    return made / np.maximum(np.linalg.norm(made, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 def _pixels(how: Mapping[str, Any], path: Path) -> Any:

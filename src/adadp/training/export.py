@@ -5,7 +5,7 @@
 | `README.md` | the model card: what it is, what it was trained on, its guarantee with all conditions (`card`) |
 | `model.safetensors`, `model.py` | weights, and the plain torch module that takes them (`plain_code`) |
 | `preprocessing.json`, `preprocessing.safetensors` | how a row or an image becomes numbers (`recipe`) |
-| `scattering.py` | the features that images are mapped to, where a run trained on those |
+| `scattering.py` | the features of images, in plain torch, where the model was trained on them |
 | `predict.py` | a program that follows them without this library (`alone`) |
 | `guarantee.json`, `releases.json` | what may be said, for programs, and the releases that it is about |
 
@@ -117,17 +117,19 @@ def _write(
     (folder / "preprocessing.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
     if arrays:
         (folder / "preprocessing.safetensors").write_bytes(save_arrays(arrays))
-    if recipe.get("scattered"):
-        code_of = inspect.getsource(scattering)
-        ours = "from adadp.errors import ConfigurationError\n"
-        (folder / "scattering.py").write_text(
-            _LICENSE + code_of.replace(ours, "ConfigurationError = ValueError\n"), encoding="utf-8"
-        )
+    if recipe.get("as") == "scattering":
+        (folder / "scattering.py").write_text(_LICENSE + _plain_scattering(), encoding="utf-8")
     (folder / "predict.py").write_text(_LICENSE + inspect.getsource(alone), encoding="utf-8")
     (folder / GUARANTEE).write_text(guarantee.to_json() + "\n", encoding="utf-8")
     if releases is not None:
         (folder / RELEASES).write_text(json.dumps(releases, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card.text(has_code=code is not None), encoding="utf-8")
+
+
+def _plain_scattering() -> str:
+    """The code of `adadp.features.scattering` without its only line that takes this library."""
+    code = inspect.getsource(scattering)
+    return code.replace("from adadp.errors import ConfigurationError\n", "ConfigurationError = ValueError\n")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -21,35 +21,38 @@ from adadp.preprocessing.free_text import PACKAGE, TOKENIZER, VECTORS, FreeText
 from adadp.training.run_folder import FinishedRun
 from adadp.training.settings import parse_image_size
 
+Arrays = dict[str, npt.NDArray[Any]]
 
-def recipe_of(run: FinishedRun) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float64]]]:
+
+def recipe_of(run: FinishedRun) -> tuple[dict[str, Any], Arrays]:
     """What becomes of a row, as JSON, and the arrays that it takes beside."""
     outputs = {"classes": list(run.classes), "target": run.target}
     if run.config["kind"] == "images":
         size = parse_image_size(run.config["image_size"])
-        arrays: dict[str, npt.NDArray[np.float64]] = {}
         images = {"shape": run.config["image_shape"], "maximum": run.config["maximum"], "resize": size}
-        if isinstance(run.estimator, ShapedFeatures):
-            made = run.estimator
-            taken = {
-                "mean": made.mean_,
-                "directions": made.vectors_ * made.scale_,
-                "offset": made.offset_ * made.scale_,
-            }
-            arrays = {name: np.ascontiguousarray(values, dtype=np.float64) for name, values in taken.items()}
-            scales = Scattering.for_images(tuple(run.config["image_shape"])).scales
-            images["scattered"] = {"scales": scales, "power": made.power}
-        elif run.estimator is not None:
-            if not isinstance(run.estimator, DPPCA):
-                raise ConfigurationError(f"{run.folder}: {type(run.estimator).__name__} is no preprocessing of images")
-            arrays["components"] = np.ascontiguousarray(run.estimator.components_)
-        return {"kind": "images", **images, "projected": bool(arrays), **outputs}, arrays
+        then, arrays = _of_images(run)
+        return {"kind": "images", **images, **then, **outputs}, arrays
     if not isinstance(run.estimator, TablePreprocessor):
         raise ConfigurationError(f"{run.folder} has no preprocessing of a table")
     features = list(_features(run.estimator))
     columns = {each["column"]: _kind(run, each["column"]) for each in features}
     comma = run.config.get("decimal_comma", False)
     return {"kind": "table", "columns": columns, "decimal_comma": comma, "features": features, **outputs}, {}
+
+
+def _of_images(run: FinishedRun) -> tuple[dict[str, Any], Arrays]:
+    """What becomes of an image's pixels."""
+    estimator = run.estimator
+    if estimator is None:
+        return {"as": "pixels"}, {}
+    if isinstance(estimator, DPPCA):
+        return {"as": "projected"}, {"components": np.ascontiguousarray(estimator.components_)}
+    if isinstance(estimator, ShapedFeatures):
+        scales = Scattering.for_images(tuple(run.config["image_shape"])).scales
+        mean, onto, offset = estimator.projection()
+        arrays = {"mean": mean, "onto": np.ascontiguousarray(onto), "offset": offset}
+        return {"as": "scattering", "scales": scales, "power": estimator.power}, arrays
+    raise ConfigurationError(f"{run.folder}: {type(estimator).__name__} is no preprocessing of images")
 
 
 def _kind(run: FinishedRun, column: str) -> str:
