@@ -330,6 +330,14 @@ def test_what_was_paid_for_or_is_of_a_published_test_set_may_be_shown(runs: Runs
     assert "accuracy" not in told("lot", public=True).split("Settings")[0], "weights without a guarantee"
 
 
+def test_figures_without_noise_do_not_pass_for_paid_ones(runs: Runs, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["first"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "paid_metrics": True}))
+    assert json.loads(text_of([folder], format="json", public=True))["runs"][0]["figures"] is None
+
+
 def test_what_has_not_ended_is_not_published(runs: Runs) -> None:
     with pytest.raises(ConfigurationError, match="has not ended"):
         text_of([runs["stopped"]], public=True)

@@ -358,6 +358,11 @@ def test_figures_that_nobody_paid_for_are_left_out_and_the_split_too(place: Path
     values = private_values(found, place)
     values |= {name: f"{value}" for name, value in found.metrics.values.items() if value not in (0.0, 0.5, 1.0)}
     assert_nothing_private(folder, values)
+    config = json.loads((found.folder / "config.json").read_text())
+    (found.folder / "config.json").write_text(json.dumps({**config, "paid_metrics": True}))
+    again = export(found.folder, place / "unpaid-again").folder  # figures without noise do not pass for paid ones
+    assert_nothing_private(again, {name: f"{value}" for name, value in values.items()})
+    assert "Left out" in (again / "README.md").read_text()
     card = (folder / "README.md").read_text()
     assert "Left out" in card.split("## How good it is")[1]
     assert "accuracy |" not in card

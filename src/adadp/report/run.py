@@ -369,21 +369,22 @@ PRIVATE = (
 UNCOVERED = "No guarantee covers the weights, and so none covers what is computed with them: for the curator only."
 
 
-def _who_may_see(settings: Mapping[str, Any], guaranteed: bool) -> tuple[bool, str]:
+def _who_may_see(settings: Mapping[str, Any], guaranteed: bool, noised: bool) -> tuple[bool, str]:
     if not guaranteed:
         return False, UNCOVERED
-    if settings.get("paid_metrics") is True:
+    if settings.get("paid_metrics") is True and noised:
         return True, PAID
     known = is_published(settings.get("dataset"), settings.get("test"))
     return known, PUBLISHED if known else PRIVATE
 
 
 def _figures(folder: _Folder, settings: Mapping[str, Any], result: Mapping[str, Any] | None) -> Figures | None:
-    public, why = _who_may_see(settings, folder.guaranteed)
-    if folder.public and not public:
-        return None
     found = (result or {}).get("metrics")
     metrics = found if isinstance(found, dict) else {}
+    noised = _finite(metrics).get("noise", 0.0) > 0
+    public, why = _who_may_see(settings, folder.guaranteed, noised)
+    if folder.public and not public:
+        return None
     if not metrics and isinstance((result or {}).get("accuracy"), float):  # version 0.1
         metrics = {"values": {"accuracy": (result or {})["accuracy"]}}
     values = _finite(metrics.get("values"))

@@ -89,7 +89,8 @@ def export(run: str | Path, folder: str | Path, *, without_guarantee: bool = Fal
             f"the guarantee of {source} is none: {'; '.join(guarantee.reasons)}. Its weights are not for others. "
             "Whoever exports them all the same says so: --without-guarantee"
         )
-    paid = result["metrics"] if finished.config.get("paid_metrics") and guaranteed else None
+    noised = bool(finished.config.get("paid_metrics") and result["metrics"].get("noise"))
+    paid = result["metrics"] if noised and guaranteed else None
     card = Card(finished, guarantee, releases, now=now, examples=result["examples"], paid=paid)
     part = target.absolute().with_name(f".{target.absolute().name}.{secrets.token_hex(4)}.part")
     try:
