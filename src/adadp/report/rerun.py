@@ -61,7 +61,8 @@ def _words(settings: Mapping[str, Any], public: bool) -> Iterator[str]:
         yield from _option("noise_multiplier", settings["noise_multiplier"])
     own = settings.get("settings")
     for name, value in (own if isinstance(own, dict) else {}).items():
-        if value is not None:
+        follows = name == "lr" and settings.get("noise_walk") is not None
+        if value is not None and not follows:
             yield from _option(name, value) if name in _NAMED else ("--set", f"{name.replace('_', '-')}={value}")
 
 
