@@ -290,7 +290,7 @@ def test_figures_of_the_comparison_are_those_of_the_record() -> None:
 #: Files of the source, as docs name them: `gradients/capture/slot.py`, `src/adadp/engine.py`, `lab/adadp_lab/...`.
 SOURCE = re.compile(r"`((?:[\w.]+/)*[\w]+\.py)`")
 #: Files that a command writes.
-WRITTEN = ("model.py", "predict.py")
+WRITTEN = ("model.py", "predict.py", "scattering.py")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
