@@ -106,8 +106,9 @@ def learnt(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, dict[str, Ten
         plain = kind.learn_all
 
         def learn_all(self: Shape, given: dict[str, dict[str, Tensor]], plain: object = plain) -> None:
+            of_this = seen.setdefault(id(self), {})  # no parameter is in it where none could be learnt
             for name, statistics in given.items():
-                seen.setdefault(id(self), {})[name] = {
+                of_this[name] = {
                     key.removesuffix(THIN): value.T @ value if key.endswith(THIN) else value.clone()
                     for key, value in statistics.items()
                 }
