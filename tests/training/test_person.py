@@ -16,12 +16,12 @@ from adadp.cli import app
 from adadp.errors import ConfigurationError, DataError, LedgerError
 from adadp.training import plan, train
 
-ROWS = 67  # of the person with the most
+ROWS = 467  # of the person with the most: more than there are persons, so that no other number is the same
 
 
 @pytest.fixture(scope="module")
 def visits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Persons of 1 to 4 rows, one of 60, and rows without an id."""
+    """Persons of 1 to 4 rows, one of many, and rows without an id."""
     draw = random.Random(1)
     path = tmp_path_factory.mktemp("visits") / "visits.csv"
     with path.open("w", newline="") as file:
