@@ -17,7 +17,7 @@ _PLACE = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
 def launched_as() -> int:
     """Of how many processes this one says that it is, by the environment."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("WORLD_SIZE") or "1")
 
 
 @contextmanager
