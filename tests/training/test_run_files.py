@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from adadp.errors import InterruptedRunError
-from adadp.training import run_files
+from adadp.training import run_files, run_folder
 from adadp.training.loop import plan, resume, run, train
 from adadp.training.run_files import Audience, files_of, run_file
 
@@ -107,3 +108,10 @@ def test_what_the_page_on_data_protection_says_of_files_is_so() -> None:
     for name in re.findall(r"`([\w.-]+\.(?:jsonl?|md|safetensors|html))`", text):
         expected = Audience.CURATOR if f"`{name}`" in kept else Audience.PUBLIC
         assert run_file(name).audience is expected, name
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders have no such modes")
+@pytest.mark.parametrize("path", [None, "mine"])
+def test_a_run_is_for_its_owner_alone(path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_folder.create(path, "digits").stat().st_mode & 0o077 == 0

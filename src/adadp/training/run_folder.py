@@ -62,13 +62,16 @@ def _taken(folder: Path) -> ConfigurationError:
 
 
 def create(path: str | Path | None, name: str) -> Path:
-    """A new, empty folder at `path`, or the first free one of runs/NAME-1, runs/NAME-2, ..."""
+    """A new, empty folder at `path`, or the first free one of runs/NAME-1, runs/NAME-2, ...
+
+    It is made for its owner alone, since some of its files are for the curator.
+    """
     if path is None:
         number = 1
         while True:
             folder = Path("runs") / f"{name}-{number}"
             try:
-                folder.mkdir(parents=True)
+                folder.mkdir(mode=0o700, parents=True)
                 return folder
             except FileExistsError:
                 number += 1
@@ -78,7 +81,7 @@ def create(path: str | Path | None, name: str) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise _taken(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise _no_folder(folder, error) from None
     return folder
