@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from adadp import data, training
 from adadp.accounting.events import Gaussian
+from adadp.cli import app
 from adadp.data import Dataset, outline
 from adadp.data.own import HeldOut
 from adadp.errors import ConfigurationError, InterruptedRunError
+from adadp.features import images as made_of_images
 from adadp.training import run_folder
 from adadp.training.loop import resume
 from adadp.training.planning import Plan
@@ -148,6 +151,33 @@ def test_a_run_is_charged_for_all_that_it_releases_and_can_be_used_afterwards() 
     assert not (Path("cache") / "adadp" / "features").exists() or all(
         path.stat().st_size < 10**6 for path in (Path("cache") / "adadp" / "features").iterdir()
     )  # a few images are not kept; the directions of synthetic ones are
+
+
+def test_what_is_kept_of_images_of_ones_own_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    images_of_own = np.zeros((300, 8, 8), dtype=np.uint8)
+    np.savez("own.npz", images=images_of_own, label=np.arange(300) % 2)
+    monkeypatch.setattr(made_of_images, "_WORTH_KEEPING", 100)
+    command = [
+        "train",
+        "--dataset",
+        "own.npz",
+        "--label",
+        "label",
+        "--epsilon",
+        "3",
+        "--steps",
+        "2",
+        "--lot",
+        "50",
+        "--yes",
+    ]
+    found = CliRunner().invoke(app, [*command, "--out", "kept"])
+    assert found.exit_code == 0, found.output
+    assert f"are kept in {tmp_path / 'cache'}" in found.output.replace("\n", "")
+    assert list((tmp_path / "cache").rglob("*.bin"))
+    found = CliRunner().invoke(app, [*command, "--no-cache", "--out", "not-kept"])
+    assert found.exit_code == 0, found.output
+    assert "are kept in" not in found.output
 
 
 def test_an_interrupted_run_goes_on_with_the_same_features() -> None:

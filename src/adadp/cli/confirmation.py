@@ -26,7 +26,7 @@ def confirm(plan: Plan, *, yes: bool, quiet: bool) -> None:
         ConfigurationError: something was read off private rows, and nobody is there to confirm it; or somebody said no.
 
     """
-    for line in (*_public(plan), *plan.notices):
+    for line in (*_public(plan), *_kept(plan), *plan.notices):
         typer.echo(line, err=quiet)
     for doubt in plan.doubts:
         warn(doubt)
@@ -42,6 +42,24 @@ def confirm(plan: Plan, *, yes: bool, quiet: bool) -> None:
     typer.echo(f"{question}.", err=True)
     if not typer.confirm("Do they count as public?", err=True):
         raise ConfigurationError(f"nothing was spent: {way_out}")
+
+
+def _kept(plan: Plan) -> list[str]:
+    """What is kept of data of the user's own outside the run's folder, a line each."""
+    from adadp.data import Dataset
+    from adadp.features import cache, images
+
+    settings = plan.settings
+    if (
+        not plan.own_data
+        or settings.features != "scattering"
+        or settings.no_cache
+        or not isinstance(plan.train, Dataset)
+    ):
+        return []
+    if not images.worth_keeping(plan.train):
+        return []
+    return [f"features of these images are kept in {cache.folder()}, for you alone (--no-cache keeps none)"]
 
 
 def _public(plan: Plan) -> list[str]:

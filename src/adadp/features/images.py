@@ -35,7 +35,7 @@ def features_of(data: Dataset, *, keep: bool = True, device: torch.device | None
     Guarantee: no release. Each row follows from one image alone.
     """
     plan = Scattering.for_images(data.input_shape)
-    keep = keep and len(data) >= _WORTH_KEEPING
+    keep = keep and worth_keeping(data)
     key = cache.key_of(f"{_VERSION} {plan} {data.maximum} {len(data)}", [data.images.numpy()]) if keep else ""
     found = cache.read(key, (len(data), plan.size)) if keep else None
     if found is None:
@@ -46,6 +46,11 @@ def features_of(data: Dataset, *, keep: bool = True, device: torch.device | None
         if keep:
             cache.write(key, found)
     return found
+
+
+def worth_keeping(data: Dataset) -> bool:
+    """Whether there are so many images that their features are kept on disk."""
+    return len(data) >= _WORTH_KEEPING
 
 
 def halves(images: Tensor, plan: Scattering, device: torch.device | None = None) -> Halves:
