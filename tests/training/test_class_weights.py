@@ -67,7 +67,7 @@ def test_weights_are_read_or_refused() -> None:
 
 @pytest.mark.parametrize("rows", [1, 100])
 def test_one_row_or_one_person_moves_counts_by_one(rows: int) -> None:
-    """The release without noise, with and without somebody: the distance is at most the sensitivity that is charged."""
+    """The release without noise, with and without somebody, in units of the sensitivity that the noise is made for."""
     labels = torch.tensor([0] * 500 + [1] * 40 + [1] * rows)
     persons = None if rows == 1 else np.array([*range(540), *[999] * rows])
     seen: list[np.ndarray[Any, Any]] = []
@@ -77,8 +77,8 @@ def test_one_row_or_one_person_moves_counts_by_one(rows: int) -> None:
         whose = None if persons is None else persons[kept]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                class_weights, "release", lambda statistic, **given: (seen.append(statistic), given["sensitivity"])
-                and (statistic, None),
+                class_weights, "release",
+                lambda statistic, **given: seen.append(statistic / given["sensitivity"]) or (statistic, None),
             )  # fmt: skip
             class_weights.paid(labels[kept], 2, 5.0, persons=whose, seed=None, ledger=ledger)
 
