@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 CPU = Path("/proc/cpuinfo")
 LIMIT = "ONEDNN_MAX_CPU_ISA"
@@ -16,6 +20,7 @@ if LIMIT not in os.environ and CPU.exists() and "amx_tile" in CPU.read_text():
     works = subprocess.run([sys.executable, "-c", multiply], capture_output=True).returncode == 0
     os.environ[LIMIT] = "DEFAULT" if works else "AVX512_CORE_BF16"
 
+import entropy  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
@@ -30,3 +35,25 @@ settings.register_profile(
     "search", deadline=None, database=None, suppress_health_check=list(HealthCheck), max_examples=300
 )
 settings.load_profile("fixed")
+
+
+# ---- the same draws in each run ------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--draws", type=int, default=0, help="another number makes all unseeded draws others")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    with entropy.aside(f"{item.config.getoption('draws')} {item.nodeid}"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    if fixturedef.scope == "function":
+        return (yield)
+    which = f"{fixturedef.baseid} {fixturedef.argname} {getattr(request, 'param_index', 0)}"
+    with entropy.aside(f"{request.config.getoption('draws')} {which}"):
+        return (yield)

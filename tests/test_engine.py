@@ -585,7 +585,7 @@ def test_a_refusal_before_anything_was_released_takes_no_number_away(tmp_path: P
     """A ledger is not spoilt by a model that was refused at its first batch: nothing was released."""
     path = tmp_path / "spent.jsonl"
     with PrivacyEngine(ledger=path, dataset="d") as engine:
-        _, model, optimizer, loader = private(_Mixes(True), engine)
+        _, model, optimizer, loader = private(_Mixes(True), engine, lot=20)  # an example alone mixes with nothing
         with pytest.raises(UnsupportedModuleError):
             step(model, optimizer, next(iter(loader)))
         assert engine.guarantee(DELTA).epsilon is None  # this loop's number
@@ -595,10 +595,25 @@ def test_a_refusal_before_anything_was_released_takes_no_number_away(tmp_path: P
         assert engine.guarantee(DELTA).epsilon is not None
 
 
+def test_after_a_lot_of_one_example_the_next_larger_one_is_tried() -> None:
+    """An example that is alone in its lot mixes with nothing, so that lot says nothing of the model."""
+    for seed in range(100):
+        _, model, optimizer, loader = private(_Mixes(True), PrivacyEngine(seed=seed), lot=2)
+        lots = iter(loader)
+        batch = next(lots)
+        if len(batch[1]) == 1:
+            break
+    while len(batch[1]) <= 1:
+        step(model, optimizer, batch)
+        batch = next(lots)
+    with pytest.raises(UnsupportedModuleError, match="mixes"):
+        step(model, optimizer, batch)
+
+
 def test_a_refusal_after_releases_ends_the_run_without_a_number(tmp_path: Path) -> None:
     path = tmp_path / "spent.jsonl"
     with PrivacyEngine(ledger=path, dataset="d") as engine:
-        _, model, optimizer, loader = private(_Mixes(False), engine)
+        _, model, optimizer, loader = private(_Mixes(False), engine, lot=12)
         batches = iter(loader)
         step(model, optimizer, next(batches))
         model.mixes = True

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import entropy
 import torch
 import torch.distributed as dist
 
@@ -54,7 +55,8 @@ def start(size: int, folder: Path, work: Callable[..., Any], *args: Any, timeout
     members = []
     for rank in range(size):
         here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_one, args=(there, rank, size, str(store), timeout, work, args), daemon=True)
+        given = (there, entropy.key(), rank, size, str(store), timeout, work, args)
+        process = context.Process(target=_one, args=given, daemon=True)
         process.start()
         there.close()
         members.append(Member(process, here))
@@ -76,10 +78,18 @@ def values(size: int, folder: Path, work: Callable[..., Any], *args: Any) -> lis
 
 
 def _one(
-    pipe: Any, rank: int, size: int, store: str, timeout: float, work: Callable[..., Any], args: tuple[Any, ...]
+    pipe: Any,
+    draws: str,
+    rank: int,
+    size: int,
+    store: str,
+    timeout: float,
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    entropy.use(draws)
     try:
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
