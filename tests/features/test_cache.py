@@ -58,6 +58,20 @@ def test_a_damaged_file_is_not_believed(home: Path) -> None:
     assert file.read_bytes() == whole
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+def test_another_users_file_is_not_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is whole and its digest right, as one is that was made to put a person's image into another's row."""
+    first = features_of(some())
+    (file,) = home.iterdir()
+    swapped = np.ascontiguousarray(np.roll(first, 1, axis=0))
+    planted = file.with_name(f"{file.stem.partition('-')[0]}-{cache._digest(swapped)}.bin")
+    file.rename(planted)
+    planted.write_bytes(swapped.tobytes())
+    assert np.array_equal(features_of(some()), swapped)  # one's own file is believed
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert np.array_equal(features_of(some()), first)
+
+
 def test_half_a_file_is_never_read_and_goes_away(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*given: object) -> None:
         raise KeyboardInterrupt

@@ -2,7 +2,9 @@
 
 Features hold what the images hold, so the cache is the curator's alone: its folder and files may be read by their
 owner only. A file's name is a digest of the images and of how they were mapped: changed images are other images. It
-also names the digest of what the file holds, which is compared when it is read. Clear it by removing the folder.
+also names the digest of what the file holds, which is compared when it is read. Whoever can write a file can make
+both agree and put one person's image into another's row, so nobody else's file is read, where a cache is shared. Clear
+it by removing the folder.
 """
 
 from __future__ import annotations
@@ -32,10 +34,13 @@ def folder() -> Path:
 
 
 def read(key: str, shape: tuple[int, int], dtype: npt.DTypeLike = np.float16) -> Values | None:
-    """What was written under a key; None if there is nothing, or it is damaged (the file is then removed)."""
+    """What this user wrote under a key; None if there is nothing, or it is damaged (the file is then removed)."""
     for path in sorted(folder().glob(f"{key}-*.bin")):
         try:
-            values = np.fromfile(path, dtype=dtype)
+            with path.open("rb") as file:
+                if not _is_ours(file.fileno()):
+                    continue
+                values = np.fromfile(file, dtype=dtype)
             if values.size == shape[0] * shape[1] and _digest(values) == path.stem.partition("-")[2]:
                 os.utime(path)
                 return values.reshape(shape)
@@ -69,6 +74,11 @@ def key_of(how: str, parts: Iterable[npt.NDArray[np.uint8]]) -> str:
     for part in parts:
         found.update(np.ascontiguousarray(part).data)
     return found.hexdigest()
+
+
+def _is_ours(file: int) -> bool:
+    """Whether an open file is this user's; where files have no owners, their folder's rights decide."""
+    return not hasattr(os, "geteuid") or os.fstat(file).st_uid == os.geteuid()
 
 
 def _digest(values: Values) -> str:
