@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch import config
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadp import PrivacyEngine
@@ -41,7 +42,13 @@ def a_part(module: nn.Module, backend: str) -> nn.Module:
     return module
 
 
-def trained(before: Callable[[nn.Module, str], nn.Module] | None, after: bool, backend: str, used: bool) -> Tensor:
+def trained(
+    before: Callable[[nn.Module, str], nn.Module] | None,
+    after: bool,
+    backend: str,
+    used: bool,
+    per_example: bool = False,
+) -> Tensor:
     torch.manual_seed(0)
     model = Net()
     data = TensorDataset(torch.randn(40, 4, 6), torch.arange(40) % 3)
@@ -59,7 +66,10 @@ def trained(before: Callable[[nn.Module, str], nn.Module] | None, after: bool, b
     for _ in range(2):
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(forward(x), y).backward()
+            if per_example:
+                optimizer.backward(nn.functional.cross_entropy(forward(x), y, reduction="none"))
+            else:
+                nn.functional.cross_entropy(forward(x), y).backward()
             optimizer.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -79,9 +89,20 @@ def test_compiled_after() -> None:
     torch.testing.assert_close(trained(None, True, "aot_eager", False), trained(None, False, "", False))
 
 
+@pytest.mark.parametrize(("before", "after", "used"), [(compiled, False, True), (None, True, False)])
+def test_losses_of_examples_are_tried_on_compiled_code(
+    before: Callable[[nn.Module, str], nn.Module] | None, after: bool, used: bool
+) -> None:
+    """The trial differentiates the same graph more than once."""
+    with config.patch(donated_buffer=True):
+        found = trained(before, after, "aot_eager", used, per_example=True)
+    torch.testing.assert_close(found, trained(None, False, "", False))
+
+
 @pytest.mark.slow
 def test_compiled_to_machine_code() -> None:
     plain = trained(None, False, "", False)
+    torch.testing.assert_close(trained(None, True, "inductor", False, per_example=True), plain)
     torch.testing.assert_close(trained(compiled, False, "inductor", True), plain)
     torch.testing.assert_close(trained(None, True, "inductor", False), plain)
 

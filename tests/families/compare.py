@@ -56,7 +56,12 @@ def by_capture(model: nn.Module, task: Task, batch: Batch, called: Any = None) -
 
 
 def released_and_expected(
-    model: nn.Module, task: Task, bound: float = 0.1, before_step: Callable[[], object] = lambda: None
+    model: nn.Module,
+    task: Task,
+    bound: float = 0.1,
+    before_step: Callable[[], object] = lambda: None,
+    called: Callable[[nn.Module], nn.Module] = lambda model: model,
+    **settings: Any,
 ) -> tuple[Gradients, Gradients]:
     """What two private steps release, with next to no noise, and the mean of clipped gradients of a loop. [2, ...]."""
     plain = copy.deepcopy(model)
@@ -65,9 +70,9 @@ def released_and_expected(
     ]
     model, optimizer, loader = PrivacyEngine(seed=1).make_private(
         module=model, optimizer=torch.optim.SGD(trainable(model).values(), lr=0.01), noise_multiplier=1e-9,
-        data_loader=DataLoader(examples, batch_size=4), max_grad_norm=bound, sampling="fixed",
+        data_loader=DataLoader(examples, batch_size=4), max_grad_norm=bound, sampling="fixed", **settings,
     )  # fmt: skip
-    steps = []
+    forward, steps = called(model), []
     for batch in loader:
         plain.load_state_dict(model.state_dict())
         own = by_loop(plain, task, batch)
@@ -75,7 +80,7 @@ def released_and_expected(
         factors = (bound / norms).clamp(max=1) / 4
         before_step()
         optimizer.zero_grad()
-        optimizer.backward(task.losses(model, batch))
+        optimizer.backward(task.losses(forward, batch))
         optimizer.step()
         for name, parameter in trainable(model).items():
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

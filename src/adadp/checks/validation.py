@@ -9,6 +9,7 @@ import sys
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -107,10 +108,13 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """The module inside a compiled one or a DistributedDataParallel; `module` itself where it is neither.
 
     Code that was compiled before the engine's hooks were attached would run without them, so all compiled code is
-    discarded and compiled again: also functions that call a part of the module, which the module does not show.
+    discarded and compiled again: also functions that call a part of the module, which the module does not show. From now
+    on code is compiled so that a graph can be differentiated more than once, as trials of per-example losses do.
     """
     if "torch._dynamo" in sys.modules:  # not imported where nothing was compiled yet
         torch.compiler.reset()
+    if hasattr(functorch_config, "donated_buffer"):  # True: a compiled backward pass writes over what it was given
+        functorch_config.donated_buffer = False
     return inside(module)
 
 
