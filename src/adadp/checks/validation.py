@@ -108,8 +108,8 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """The module inside a compiled one or a DistributedDataParallel; `module` itself where it is neither.
 
     Code that was compiled before the engine's hooks were attached would run without them, so all compiled code is
-    discarded and compiled again: also functions that call a part of the module, which the module does not show. From now
-    on code is compiled so that a graph can be differentiated more than once, as trials of per-example losses do.
+    discarded and compiled again: also functions that call a part of the module, which the module does not show. From
+    now on code is compiled so that a graph can be differentiated more than once, as trials of per-example losses do.
     """
     if "torch._dynamo" in sys.modules:  # not imported where nothing was compiled yet
         torch.compiler.reset()
