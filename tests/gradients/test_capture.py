@@ -337,6 +337,30 @@ def test_parameter_in_an_autograd_function_is_refused(weight: Any) -> None:
         capture.take(COUNT)
 
 
+class Doubled(torch.autograd.Function):
+    """A weight as it is, with twice its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return 2 * gradient
+
+
+@pytest.mark.parametrize("use", [lambda x, w, v: x * w, lambda x, w, v: x + w * v], ids=["alone", "with another"])
+def test_parameter_that_an_autograd_function_passes_on_is_refused(use: Any) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        made: Tensor = use(x, Doubled.apply(self.scale), self.other)
+        return made
+
+    model = Model(forward, scale=nn.Parameter(torch.ones(3)), other=nn.Parameter(torch.ones(3)))
+    Capture(model)
+    with pytest.raises(UnsupportedModuleError, match="no rule says"):
+        model(torch.randn(COUNT, 3))
+
+
 def test_batch_folded_into_tokens() -> None:
     model = Model(lambda self, x: self.layer(x.flatten(0, 1)).view(len(x), -1), layer=nn.Linear(3, 2)).double()
     assert_matches(model, [randn(COUNT, 5, 3)], loop=True)

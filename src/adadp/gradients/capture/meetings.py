@@ -17,7 +17,7 @@ from adadp.errors import UnsupportedModuleError
 from adadp.gradients.capture import tapped_operations  # noqa: F401 - registers its rules
 from adadp.gradients.capture.operations import EXPANDING, RULES, UNKNOWN, NoRule, Operation
 from adadp.gradients.capture.readings import FREE, ONE_ROW, Reading, UnreadError, of_rows
-from adadp.gradients.capture.shared import EXPANSION, LayerOrigin, Shared, kept_whole, made_shared
+from adadp.gradients.capture.shared import EXPANSION, LayerOrigin, Shared, kept_whole, made_shared, passed
 from adadp.gradients.capture.tap import Expand, Tap, unfolded
 from adadp.gradients.layers.layer import Layer
 
@@ -70,6 +70,8 @@ class Meetings:
 
     def _result(self, operation: Operation) -> Any:
         name, others = operation.name, operation.others
+        if any(passed(one) for one in operation.shared):
+            raise self._unruled(name, operation.shared)
         versions = [other._version for other in others]
         operation.others = [other for other in others if not self._capture.constant(other)]
         if not operation.others and name not in EXPANDING:

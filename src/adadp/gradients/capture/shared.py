@@ -192,6 +192,12 @@ def taking_part(arguments: Any) -> tuple[list[Shared], list[Tensor]]:
     return shared, others
 
 
+def passed(shared: Shared) -> bool:
+    """Whether an autograd.Function returned a shared value as it got it: what it does to gradients is not seen."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return not shared.is_leaf
+
+
 def with_values(arguments: Any, of: Callable[[Shared], Tensor]) -> Any:
     """Nested arguments in which each shared value is replaced by what `of` returns for it."""
     if isinstance(arguments, Shared):
