@@ -29,13 +29,13 @@ from adadp.checks.same_dataset import look_of
 from adadp.checks.setup import as_noise, check_training, refuse_ungrouped
 from adadp.checks.trial import Trial
 from adadp.checks.validation import uncompiled
-from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before
-from adadp.clipping import Clipping
+from adadp.checks.weights import capture_of_private, inherit_spending, mark_private, trained_before, watching
+from adadp.clipping import Clipping, Flat
 from adadp.clipping.base import clipping_of, note_serving, settings_of
+from adadp.distributed.sharded import let_go, refuse_settings
 from adadp.distributed.together import Together
 from adadp.distributed.wrapped import switch_off, switch_on
 from adadp.errors import ConfigurationError, NoGuaranteeError
-from adadp.gradients import Capture
 from adadp.mechanism import observation
 from adadp.mechanism.checkpointing import Checkpointing
 from adadp.mechanism.optimizer import Penalty, PrivateOptimizer
@@ -199,6 +199,9 @@ class PrivacyEngine(Checkpointing):
         drawn = self._sampling(data_loader, sampling, poisson_sampling, grouping)
         refuse_ungrouped(grouping, max_physical_batch_size, step_class is PrivateStep, observation.under_test())
         check_training(module, optimizer, data_loader.dataset, loss_reduction, loss_scale)
+        other, more = type(chosen) is not Flat, step_class is not PrivateStep
+        what = f"the clipping {type(chosen).__name__} (flat is covered)"
+        refuse_settings(module, {what: other, "an algorithm that releases more than a gradient": more})
         chosen.check(name for name, _ in module.named_parameters())
         if normalize_clipping:
             chosen.norm_bound()  # which may refuse
@@ -210,8 +213,7 @@ class PrivacyEngine(Checkpointing):
         line = self._line(next(self._numbers), drawn.event_despite(sigma, reasons), module, chosen, together)
         randomness = together.sharing(line.randomness)
         trained = trained_before(module, optimizer)
-        capture = Capture(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk)
-        try:
+        with watching(module, batch_first=batch_first, through_func=through_func, chunk=func_chunk) as capture:
             trial = Trial(
                 capture,
                 batch_first=batch_first,
@@ -302,9 +304,6 @@ class PrivacyEngine(Checkpointing):
             self._private.append(weakref.ref(line.settle(private)))
             observation.attach(private, loader)
             switch_off(called)
-        except BaseException:
-            capture.detach()  # what is not made private is left as it was
-            raise
         return called, private, loader
 
     def make_private_with_epsilon(
@@ -398,6 +397,7 @@ class PrivacyEngine(Checkpointing):
         if capture is not None:
             capture.detach()
             switch_on(module)
+            let_go(capture.module)
 
     def close(self) -> None:
         """End this engine's runs in the ledger. What was reserved and not used is given back."""

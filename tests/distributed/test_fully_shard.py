@@ -1,93 +1,165 @@
-"""`fully_shard` (FSDP2) is refused by name; and what torch does that private steps under it could build on."""
+"""A model under `fully_shard` (FSDP2): the lots, noise and weights of one process, and each planted bug caught."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from torch import Tensor
-from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from adadp import PrivacyEngine
+from distributed.sharding import layers, sharded
 from distributed.team import values
-from distributed.work import FEATURES, LOT, data, mlp
+from distributed.test_one_mechanism import LARGE, NOISE, PERSONS, alone, check_noise, check_same
+from distributed.work import BUGS, FEATURES, Result, each, in_bfloat16, mean
+
+LOTS = 5
 
 
-def sharded() -> Any:
-    """Each layer by itself, and the rest."""
-    model: Any = mlp()
-    for layer in (model[0], model[2]):
-        fully_shard(layer)
-    return fully_shard(model)
+class Scaled(nn.Module):
+    """Has weights that no layer answers for, in what is left for the root to shard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = layers()
+        self.scale, self.shift = nn.Parameter(torch.ones(FEATURES)), nn.Parameter(torch.full((1, FEATURES), 0.1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.inside(inputs * self.scale + self.shift)
+        return made
 
 
-def refused(rank: int, size: int) -> str:
-    model = sharded()
-    loader = DataLoader(data(), batch_size=LOT)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    try:
-        PrivacyEngine().make_private(module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
+class Mixed(nn.Module):
+    """Layers of other kinds: two weights of one tensor, a layer that computes with a list of its own, attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            self.norm, self.tied, self.last = nn.LayerNorm(FEATURES), nn.Linear(FEATURES, FEATURES), nn.Linear(3, 2)
+            self.attend = nn.MultiheadAttention(FEATURES, 2, batch_first=True)
+            self.remember, self.second = nn.GRU(FEATURES, 3, batch_first=True), nn.Linear(FEATURES, FEATURES)
+        self.second.weight = self.tied.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        long = self.second(self.tied(self.norm(inputs)).tanh()).unsqueeze(1).expand(-1, 3, -1)
+        made: Tensor = self.last(self.remember(self.attend(long, long, long)[0])[0].mean(1))
+        return made
 
 
-def test_it_is_refused_by_name(tmp_path: Path) -> None:
-    for said in values(2, tmp_path, refused):
-        assert said.startswith("UnsupportedModuleError: the model is sharded by fully_shard (FSDP2)")
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = layers()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = checkpoint(self.inside, inputs, use_reentrant=False)
+        return made
 
 
-# ---- what docs/distributed.md says about it --------------------------------------------------------------------------
+class Prompted(nn.Module):
+    """Gives a sharded layer a weight for its input: fully_shard hides it, and torch.func takes the gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt, self.inside = nn.Parameter(torch.full((1, 3), 0.2)), layers()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            self.embed = nn.Linear(3, FEATURES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.inside(inputs + self.embed(self.prompt).expand(len(inputs), -1))
+        return made
 
 
-def overwritten(rank: int, size: int) -> tuple[bool, tuple[int, ...], str]:
-    """Whether a layer still has what was put in its weight's place before the model ran; what is there, then after."""
-    model, seen, mark = sharded(), [], torch.zeros(16, FEATURES)
-    model.register_forward_pre_hook(lambda module, given: module[0]._parameters.update(weight=mark))
-    model[0].register_forward_pre_hook(lambda layer, given: seen.append(layer.weight))
-    model(torch.randn(5, FEATURES))
-    return seen[0] is mark, tuple(seen[0].shape), type(model[0].weight).__name__
+def frozen() -> nn.Module:
+    model = layers()
+    model[0].requires_grad_(False)
+    return model
 
 
-def test_the_gathered_weight_takes_the_place_of_what_the_engine_puts_there(tmp_path: Path) -> None:
-    for kept, shape, after in values(2, tmp_path, overwritten):
-        assert not kept
-        assert shape == (16, FEATURES)  # gathered
-        assert after == "DTensor"  # and a shard again
+def of(made: Callable[[], nn.Module], **rest: Any) -> Callable[[], nn.Module]:
+    return lambda: sharded(made, **rest)
 
 
-def lent(rank: int, size: int) -> tuple[bool, bool]:
-    """Gradients of this process's own examples, from gathered weights that are detached while a layer runs.
-
-    Returns:
-        Whether they are right, and whether fully_shard reduced any.
-
-    """
-    model, whole = sharded(), mlp()
-    found: dict[str, Tensor] = {}
-
-    def lend(layer: Any, given: Any) -> None:
-        layer.kept = dict(layer._parameters)
-        layer._parameters.update({name: value.detach() for name, value in layer.kept.items()})
-
-    def tap(layer: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
-        layer._parameters.update(layer.kept)
-        inputs, output = given[0].detach(), output.clone() if output.requires_grad else output.requires_grad_()
-        output.register_hook(lambda gradient: found.update({str(id(layer)): gradient.T @ inputs}))
-        return output
-
-    for layer in (model[0], model[2]):
-        layer.register_forward_pre_hook(lend)
-        layer.register_forward_hook(tap, prepend=True)
-    inputs = torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(rank))
-    for each in (model, whole):
-        each(inputs).square().sum().backward()
-    pairs = [(found[str(id(model[place]))], whole[place].weight.grad) for place in (0, 2)]
-    right = all(torch.allclose(mine, own, atol=1e-5) for mine, own in pairs)
-    return right, any(parameter.grad is not None for parameter in model.parameters())
+def shrinking(module: nn.Module) -> Tensor:
+    made: Tensor = 0.1 * sum((weight.square().sum() for weight in module.parameters()), torch.zeros(()))
+    return made
 
 
-def test_detached_gathered_weights_give_each_process_its_own_gradients(tmp_path: Path) -> None:
-    assert values(2, tmp_path, lent) == [(True, False)] * 2
+def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "SGD": {},
+    "momentum": {"optimizer": momentum},
+    "Adam": {"optimizer": torch.optim.Adam, "lr": 0.01},
+    "pieces": {"max_physical_batch_size": 5},
+    "padded": {"pad_lots": True},
+    "hardly any examples": {"lot": 2},
+    "a scalar loss": {"loss": mean},
+    "bfloat16": {"loss": in_bfloat16},
+    "a step that cuts lots": {"recorded": True, "max_physical_batch_size": 6},
+    "persons in pieces": {"unit": PERSONS, "max_physical_batch_size": 24},
+    "views": {"augmentations": 3},
+    "a penalty": {"penalty": shrinking},
+    "through torch.func": {"through_func": ["0"]},
+    "all of it through torch.func": {"through_func": [""]},
+    "the root alone": {"model": of(layers, each_layer=False)},
+    "weights without a layer": {"model": of(Scaled)},
+    "a weight for a layer's input": {"model": of(Prompted)},
+    "other layers": {"model": of(Mixed, each_layer=False)},
+    "checkpointed": {"model": of(Checkpointed)},
+    "frozen": {"model": of(frozen)},
+    "large": LARGE,
+}
+CASES = {name: {"model": sharded, "wrap": None, "lots": LOTS, "noise": 0.3, **case} for name, case in CASES.items()}
+OTHERS = {"noise": {**NOISE, "seed": None}, **{bug: NOISE if BUGS[bug][3] == "noise" else LARGE for bug in BUGS}}
+OTHERS = {
+    name: {"model": sharded, "wrap": None, **case, "plant": name if name in BUGS else None}
+    for name, case in OTHERS.items()
+}
+FOUR = ("SGD", "pieces", "weights without a layer")
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return values(2, tmp_path_factory.mktemp("team"), work, [*CASES], [*OTHERS])
+
+
+def work(rank: int, size: int, cases: list[str], others: list[str]) -> dict[str, Any]:
+    return each(rank, size, {name: CASES[name] for name in cases} | {name: OTHERS[name] for name in others})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_do_what_one_does(together: list[dict[str, Any]], name: str) -> None:
+    results = [found[name] for found in together]
+    assert all(isinstance(result, Result) for result in results), results
+    check_same(alone(CASES[name]), results)  # nobody's .grad held anything before a release: see `work.train`
+    assert all(any("all 2 processes" in text for text in result.assumptions) for result in results)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_one_process_and_four_do_it_too(size: int, tmp_path: Path) -> None:
+    found = values(size, tmp_path, work, [*FOUR], [])
+    for name in FOUR:
+        check_same(alone(CASES[name]), [results[name] for results in found])
+
+
+def test_the_noise_is_in_the_release_once(together: list[dict[str, Any]]) -> None:
+    check_noise([found["noise"] for found in together])
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(together: list[dict[str, Any]], bug: str) -> None:
+    results, check = [found[bug] for found in together], BUGS[bug][3]
+    if check == "engine":  # though weights that are put together from shards are the same everywhere
+        assert all(str(result).startswith("DistributedError: the weights are no longer the same") for result in results)
+        return
+    assert all(isinstance(result, Result) for result in results), results
+    with pytest.raises(AssertionError):
+        check_noise(results) if check == "noise" else check_same(alone(CASES["large"]), results)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -152,19 +153,26 @@ def train(
                 opt.zero_grad()
                 losses = cross_entropy(private, inputs, targets) if loss is None else loss(private, inputs, targets)
                 opt.backward(losses) if losses.ndim else losses.backward()
-                assert all(p.grad is None for p in inner.parameters())  # what one process knows is no release
+                held = [p for group in opt.param_groups for p in group["params"]]  # shards, where the model is sharded
+                assert all(p.grad is None for p in (*inner.parameters(), *held))  # what one process knows is no release
                 opt.step()
             if opt.stepped and keep_gradients:
-                gradients.append(torch.cat([p.grad.flatten() for p in inner.parameters()]))
+                gradients.append(torch.cat([full(p.grad).flatten() for p in inner.parameters()]))
             if opt.stepped and len(seen) == lots:
                 break
         if loader.stopped:
             break
-    weights = torch.cat([parameter.detach().flatten() for parameter in inner.parameters()])
+    weights = torch.cat([full(parameter.detach()).flatten() for parameter in inner.parameters()])
     assert whole is None or whole.why_not
     assert not getattr(private, "require_backward_grad_sync", False)  # bounded sums are all that is added up
     guarantee = made.guarantee(1e-5)
     return Result(weights, guarantee.epsilon, seen, batches, guarantee.assumptions, gradients)
+
+
+def full(value: Any) -> Tensor:
+    """A parameter or gradient, put together where processes have shards of it."""
+    made: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return made
 
 
 def cross_entropy(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -248,6 +256,10 @@ def _less_noise(sound: Any) -> Any:
     )
 
 
+def _noise_of_first(sound: Any) -> Any:
+    return lambda sums, stddev, randomness: sound(sums, stddev, randomness) if dist.get_rank() == 0 else sums
+
+
 def _whole_noise_of_each(sound: Any) -> Any:
     """Every process adds all of the noise to its own part, and then they are added up."""
 
@@ -294,6 +306,7 @@ def _not_reduced(sound: Any) -> Any:
 BUGS: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {
     "noise in full on every process": (mechanism, "add_noise", _whole_noise_of_each, "noise"),
     "noise on no process": (mechanism, "add_noise", _no_noise, "noise"),
+    "noise on one process": (mechanism, "add_noise", _noise_of_first, "engine"),
     "a share of the noise missing": (mechanism, "add_noise", _less_noise, "noise"),
     "the same stream for each share": (mechanism, "add_noise", _same_noise_in_shares, "noise"),
     "a lot of its own with the whole rate": (Poisson, "draw", _own_lot, "alone"),

@@ -326,6 +326,12 @@ def test_processes_that_this_one_starts_are_refused() -> None:
         refuse_trainer(run, made(), public_validation=False)
 
 
+def test_a_sharded_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adadp.integrations.lightning.refusals.sharded_parts", lambda module: [module])
+    with pytest.raises(ConfigurationError, match="fully_shard"):
+        trainer(private()).fit(made(), loader())
+
+
 def test_a_public_validation_set_may_decide() -> None:
     module, callback = made(Watched), private(public_validation=True)
     others = callbacks.EarlyStopping("val_loss", patience=9)

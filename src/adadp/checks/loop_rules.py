@@ -17,6 +17,7 @@ from adadp.accounting.run import Run
 from adadp.checks.frozen_norms import FrozenNorms
 from adadp.checks.trial import Trial
 from adadp.checks.weights import Weights, foreign_leaves
+from adadp.distributed.sharded import at_rest, sharded_of
 from adadp.distributed.wrapped import switch_off_caller
 from adadp.errors import TrainingLoopError, UntriedWarning
 from adadp.gradients import Capture
@@ -84,7 +85,8 @@ class LoopRules:
         self._processes = processes
         self._optimizer, self._passes, self._capture = optimizer, passes, passes.capture
         self._lots, self._trial, self._run, self._ledger = lots, trial, run, ledger
-        self._parameters: Mapping[str, nn.Parameter] = dict(module.named_parameters())
+        self._parameters: Mapping[str, nn.Parameter] = at_rest(module)
+        self._sharded = sharded_of(module)
         self._weights = Weights(module, optimizer)
         self._norms = FrozenNorms(module)
         # Weak: a gradient that zero_grad() dropped must not stay in memory until the next step.
@@ -103,6 +105,8 @@ class LoopRules:
         part = self._lots.current
         if part is None:
             return
+        if self._sharded is not None:
+            self._capture.refuse_replaced()
         self._norms.check()
         self._note_touched()  # at every call: what the module does itself is accepted after it
         if self._part is not part:
@@ -134,6 +138,8 @@ class LoopRules:
 
     def refuse_changes(self, microbatch: Microbatch) -> None:
         """Raise where the weights, what reached them or the rates are not what the release is made for."""
+        if self._sharded is not None:
+            self._capture.refuse_replaced()
         self._weights.check()
         self._norms.check()  # torch.func runs parts of the model again below
         self._refuse_foreign_gradients()
@@ -201,6 +207,8 @@ class LoopRules:
         reached = self._weights.take_reached()
         if reached:
             self._optimizer.zero_grad()
+            if self._sharded is not None:
+                self._sharded.forget()
             self._passes.forget()
             raise TrainingLoopError(
                 f"a gradient reached {reached} from outside the calls of the private module: a term of the loss on the "

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from adadp.distributed.sharded import at_rest
 from adadp.errors import TrainingLoopError
 from adadp.gradients import Capture
 
@@ -30,7 +31,7 @@ def watch(module: nn.Module, capture: Capture) -> None:
     """Have every step of an optimizer refused that could only do nothing to `module`, until `capture` is detached."""
     if not _registered:
         _registered.append(register_optimizer_step_pre_hook(_refuse))
-    _WATCHED[capture] = frozenset(map(id, module.parameters()))
+    _WATCHED[capture] = frozenset(map(id, [*module.parameters(), *at_rest(module).values()]))
 
 
 @contextmanager

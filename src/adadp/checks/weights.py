@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch.optim import Optimizer
 
 from adadp.accounting.ledger import Ledger
 from adadp.checks import other_optimizers
+from adadp.distributed.sharded import sharded_of, whole
 from adadp.distributed.wrapped import inside
 from adadp.errors import ConfigurationError, TrainingLoopError
 from adadp.gradients import Capture
@@ -36,10 +39,14 @@ class Weights:
             held += [part._modules, part._parameters]
         self._held = [(entries, list(map(id, entries.values()))) for entries in held]
         self._values = [*module.parameters(), *module.buffers()]
+        sharded = sharded_of(module)
+        if sharded is not None:
+            shards: list[Any] = list(sharded.shards.values())
+            self._values += [*shards, *(shard.to_local() for shard in shards)]
         self.settle()
         self.note_groups(optimizer)
         self._reached: dict[str, None] = {}
-        for name, parameter in module.named_parameters():
+        for name, parameter in [*module.named_parameters(), *([] if sharded is None else sharded.shards.items())]:
             _watch(parameter, name, self._reached)
 
     def note_groups(self, optimizer: Optimizer) -> None:
@@ -113,6 +120,21 @@ def capture_of_private(module: nn.Module) -> Capture | None:
     return capture if capture is not None and capture.module is module else None
 
 
+@contextmanager
+def watching(module: nn.Module, **how: Any) -> Iterator[Capture]:
+    """The capture of a module that is made private inside, made with `how`, and all of its weights.
+
+    Where an error is raised inside, the module is left as it was.
+    """
+    with whole(module):
+        capture = Capture(module, **how)
+        try:
+            yield capture
+        except BaseException:
+            capture.detach()
+            raise
+
+
 def mark_private(module: nn.Module, capture: Capture, ledger: Ledger) -> None:
     """Note that all parts of `module` are watched by `capture`, and that its training is charged to `ledger`."""
     _PAID[module] = ledger
@@ -180,4 +202,5 @@ __all__ = [
     "note_paid",
     "private_part",
     "trained_before",
+    "watching",
 ]

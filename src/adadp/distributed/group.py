@@ -87,7 +87,7 @@ class Processes(Group):
         self._all = weakref.ref(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         ranks = dist.get_process_group_ranks(group)
-        with _answering("begin"):
+        with answering("begin"):
             host = dist.new_group(ranks, _timeout_of(group), backend="gloo", use_local_synchronization=True)
         self._on_host = weakref.ref(host)
 
@@ -102,13 +102,13 @@ class Processes(Group):
     def rows(self, row: Sequence[int]) -> list[list[int]]:
         given = torch.tensor(list(row), dtype=torch.int64)
         found = [torch.empty_like(given) for _ in range(self.size)]
-        with _answering("agree on a lot"):
+        with answering("agree on a lot"):
             dist.all_gather(found, given, group=self._host)
         return [each.tolist() for each in found]
 
     def objects(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.size
-        with _answering("compare what they were given"):
+        with answering("compare what they were given"):
             dist.all_gather_object(found, value, group=self._host)
         return found
 
@@ -121,7 +121,7 @@ class Processes(Group):
         for (dtype, device), names in kinds.items():
             values = [sums[name] for name in names]
             flat = torch.cat([value.reshape(-1).to(dtype) for value in values])
-            with _answering("add up a lot"):
+            with answering("add up a lot"):
                 dist.all_reduce(flat, group=self._host if device.type == "cpu" else self._group)
             parts = torch.split(flat, [value.numel() for value in values])
             found |= {name: part.view(sums[name].shape) for name, part in zip(names, parts, strict=True)}
@@ -135,7 +135,7 @@ class Processes(Group):
             except Exception as raised:
                 error = raised
         sent = [(made if error is None else None, None if error is None else (type(error), str(error)))]
-        with _answering("learn what process 0 decided"):
+        with answering("learn what process 0 decided"):
             dist.broadcast_object_list(sent, dist.get_global_rank(self._group, 0), group=self._host)
         if error is not None:
             raise error
@@ -154,7 +154,7 @@ class Processes(Group):
         source = dist.get_global_rank(self._group, 0)
         for value in values:
             raw = value.detach().contiguous()
-            with _answering("copy the weights of process 0"):
+            with answering("copy the weights of process 0"):
                 group = self._host if raw.device.type == "cpu" else self._group
                 dist.broadcast(raw.view(-1).view(torch.uint8), source, group=group)
             value.detach().copy_(raw)
@@ -181,7 +181,7 @@ def number_of(*parts: object) -> int:
 
 
 @contextmanager
-def _answering(what: str) -> Iterator[None]:
+def answering(what: str) -> Iterator[None]:
     """Say in plain words that another process does not answer."""
     try:
         yield

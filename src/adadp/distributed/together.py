@@ -14,6 +14,7 @@ from adadp.distributed.agreement import ALONE, Agreement, AgreementOfAll
 from adadp.distributed.books import Books
 from adadp.distributed.group import Group, group_of
 from adadp.distributed.settings import ASSUMPTION, refuse_differences
+from adadp.distributed.sharded import check_sharded, sharded_of
 from adadp.distributed.wrapped import check_wrapper
 from adadp.randomness import Randomness
 
@@ -34,6 +35,7 @@ class Together:
     def training(cls, module: nn.Module, earlier: Together | None, open_ledger: Callable[[], Ledger]) -> Together:
         """The processes that train `module`, with the ledger that process 0 opens. All of them call this."""
         check_wrapper(module)
+        check_sharded(module)
         group = group_of(module)
         if earlier is not None and earlier.group is group:
             return earlier
@@ -61,7 +63,11 @@ class Together:
 
     def agreement(self, run: Run, module: nn.Module) -> Agreement:
         """The agreement on the lots of one run."""
-        return ALONE if self.books is None else AgreementOfAll(self.books, run, module.parameters())
+        if self.books is None:
+            return ALONE
+        sharded = sharded_of(module)
+        same = [*module.parameters(), *([] if sharded is None else [sharded.released])]
+        return AgreementOfAll(self.books, run, same)
 
 
 __all__ = ["Together"]

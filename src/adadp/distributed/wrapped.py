@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,18 +31,25 @@ def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
     return module if isinstance(module, DistributedDataParallel) else None
 
 
-def check_wrapper(module: nn.Module) -> None:
-    """Raise where the way in which `module` is spread over processes is not covered."""
+def sharded_parts(module: nn.Module) -> list[Any]:
+    """The parts of `module`, itself included, that fully_shard (FSDP2) was called on."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever has not imported it has sharded nothing
-    for name, part in inside(module).named_modules():
-        if fsdp is not None and isinstance(part, fsdp.FSDPModule):
-            raise UnsupportedModuleError(
-                f"{name or 'the model'} is sharded by fully_shard (FSDP2), under which bounded sums and noise are not "
-                "spread over the processes yet (docs/distributed.md). Use DistributedDataParallel, which keeps the "
-                "whole model in each process."
-            )
+    return [] if fsdp is None else [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)]
+
+
+def check_wrapper(module: nn.Module) -> None:
+    """Raise where the way in which `module` is spread over processes is not covered.
+
+    What fully_shard sharded has checks of its own (`adadp.distributed.sharded`).
+    """
+    sharded = bool(sharded_parts(inside(module)))
+    if sharded and module is not inside(module):
+        raise UnsupportedModuleError(
+            f"{type(module).__name__} is around a model that fully_shard (FSDP2) sharded: pass the model itself, "
+            "neither compiled nor in DistributedDataParallel"
+        )
     for name, parameter in inside(module).named_parameters():
-        if isinstance(parameter, DTensor):
+        if isinstance(parameter, DTensor) and not sharded:
             raise UnsupportedModuleError(
                 f"{name} is a DTensor, spread over processes as {parameter.placements}: tensor parallelism splits one "
                 "example's gradient over processes, so that no process knows its norm. Use DistributedDataParallel, "

@@ -16,6 +16,7 @@ from adadp.accounting.ledger import Ledger
 from adadp.checkpoint import Checkpoint, write
 from adadp.checks.weights import note_paid
 from adadp.clipping.base import Clipping, settings_of
+from adadp.distributed.sharded import refuse_checkpoint
 from adadp.errors import CheckpointError, ConfigurationError
 from adadp.mechanism import observation, run_state
 from adadp.mechanism.optimizer import PrivateOptimizer
@@ -168,6 +169,7 @@ class Checkpointing:
             LedgerError, BudgetExhaustedError: this engine's ledger does not take what was spent.
 
         """
+        refuse_checkpoint(module)
         found, ledger = Resumed(path), self._open()
         note_paid(module, ledger)
         ledger.inherit(found.values["spending"])
@@ -213,6 +215,7 @@ class Checkpointing:
                 "an engine with a seed that resumes a run makes no second run: a run of this number may have used the "
                 "same noise before. Use another engine."
             )
+        refuse_checkpoint(module)
         if not together.group.alone:
             return self.resumed.together(together.group, self._open(), self._randomness, self.seed, clipping)
         return self.resumed.continuation(self._open(), self._randomness, self.seed, event, module, clipping)
@@ -230,6 +233,7 @@ class Checkpointing:
         return [optimizer for each in self._private if (optimizer := each()) is not None]
 
     def _state_of(self, optimizer: PrivateOptimizer) -> Checkpoint:
+        refuse_checkpoint(optimizer._step.capture.module)
         began = optimizer.began
         state = run_state.of_run(optimizer, self._open(), list(began.made_with), began.number)
         begin_digests(optimizer)

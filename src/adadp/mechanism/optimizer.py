@@ -21,6 +21,7 @@ from adadp.checks.other_optimizers import private_step
 from adadp.checks.trial import Trial
 from adadp.clipping.base import Clipping
 from adadp.distributed.agreement import Agreement
+from adadp.distributed.sharded import at_rest
 from adadp.errors import BudgetExhaustedError, ConfigurationError, NoGuaranteeError, TrainingLoopError
 from adadp.gradients.collection import LOSS
 from adadp.mechanism.observation import Observer
@@ -88,10 +89,10 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer = optimizer
         self._step, self._loader, self._expose_raw = step, loader, expose_raw
         self._run, self._ledger, self._trial, self._penalty = run, ledger, trial, penalty
-        self._parameters = dict(module.named_parameters())
+        self._parameters, self._held = dict(module.named_parameters()), at_rest(module)
         self.stepped = False
         self.began: Any = None  # how the run began (`adadp.mechanism.resuming.Continuation`)
-        for parameter in self._parameters.values():
+        for parameter in (*self._parameters.values(), *self._held.values()):
             parameter.grad = None  # whatever stood here before was not made private
         self._rules = LoopRules(
             module, optimizer, step, lots=loader.lots, trial=trial, run=run, ledger=ledger,
@@ -291,6 +292,7 @@ class PrivateOptimizer(Optimizer):
             self.stop(spent)
             return loss
         if microbatch.last:
+            self._rest()
             with private_step():
                 self.original_optimizer.step()
             self._rules.settle()
@@ -320,7 +322,13 @@ class PrivateOptimizer(Optimizer):
     def stop(self, spent: BudgetExhaustedError) -> None:
         """End training: the budget does not allow another release, so the loader hands out no more batches."""
         self._loader.lots.stopped = True
+        self._rest()
         warnings.warn(f"training ends here, with the model as it is: {spent}", BudgetWarning, stacklevel=3)
+
+    def _rest(self) -> None:
+        """Let go of what was gathered for the lot, if the model is sharded."""
+        if self._step.sharded is not None:
+            self._step.sharded.rest()
 
     @torch.no_grad()
     def step_with(self, gradients: ReleasedGradient) -> None:
@@ -337,6 +345,9 @@ class PrivateOptimizer(Optimizer):
         penalties, released = self._penalties(), self._step.release(lot)
         if self._step.observer is not None:
             self._step.observer.stepped(lot.number, released)
+        sharded = self._step.sharded
+        if sharded is not None:
+            sharded.note(released.values())
         for name, gradient in released.items():
             parameter = self._parameters[name]
             if not parameter.requires_grad:  # frozen since the model ran
@@ -344,6 +355,8 @@ class PrivateOptimizer(Optimizer):
             private = gradient.to(parameter.dtype)
             if name in penalties:
                 private = private + penalties[name]
+            if sharded is not None:
+                private = sharded.own(name, private)
             earlier = self._rules.earlier(name)
             if earlier is not None:
                 private = private + earlier  # without zero_grad() gradients accumulate, as in torch
@@ -365,5 +378,5 @@ class PrivateOptimizer(Optimizer):
         return {name: part for name, part in zip(trained, found, strict=True) if part is not None}
 
     def _set(self, name: str, private: Tensor) -> None:
-        self._parameters[name].grad = private
+        self._held[name].grad = private
         self._rules.placed(name, private)

@@ -234,6 +234,8 @@ def _obstacle(optimizer: PrivateOptimizer) -> str | None:
         return "rows of one contribution (unit=, augmentations=) are put together by the host"
     if step._randomness.secure:
         return "secure_mode takes its noise from the operating system, on the host"
+    if step.sharded is not None:
+        return "weights are gathered for each lot (fully_shard)"
     if not step.agreement.group.alone:
         return "several processes agree on each lot, on the host, before its sums are added up"
     if step._count_nonfinite:

@@ -20,6 +20,7 @@ from adadp.checks.notes import say_through_func
 from adadp.clipping.base import Clipping, count_lot, settings_of
 from adadp.clipping.early import before_pass
 from adadp.distributed.agreement import ALONE, Agreement
+from adadp.distributed.sharded import sharded_of
 from adadp.errors import ConfigurationError, TrainingLoopError
 from adadp.gradients import Capture, Gradients
 from adadp.gradients.capture.meetings import UnruledError
@@ -88,6 +89,7 @@ class PrivateStep:
         self.figures: Mapping[str, Tensor] = {}  # those losses, and others, whose means may be released (`PaidFigures`)
         self._parameters = dict(capture.module.named_parameters())
         self.trained: list[bool] = []  # by parameter: whether it was trained when the microbatch was handed out
+        self.sharded = sharded_of(capture.module)
         self._ready_for: Lot | None = None  # the lot that the clipping is ready for
         self.lots_begun = 0  # how many lots were worked on, replayed ones left out
 
@@ -112,6 +114,8 @@ class PrivateStep:
     def open(self, microbatch: Microbatch) -> None:
         """Note that the loop was handed this microbatch."""
         self.calls_from_losses, self.figures = None, {}
+        if self.sharded is not None:
+            self.sharded.gather(microbatch.of)
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
             self._randomness.begin_lot(microbatch.lot)

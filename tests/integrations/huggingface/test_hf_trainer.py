@@ -436,6 +436,12 @@ def test_parts_that_are_refused(name: str, tmp_path: Path) -> None:
         trainer(tmp_path, **parts).train()
 
 
+def test_a_sharded_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adadp.distributed.sharded.sharded_parts", lambda module: [module])
+    with pytest.raises(ConfigurationError, match="a trainer of Hugging Face"):
+        trainer(tmp_path).train()
+
+
 def test_unknown_arguments_and_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="target_epsilom"):
         trainer(tmp_path, target_epsilom=3)

@@ -261,6 +261,10 @@ class Capture:
             self.after_call(output)
         return None if layer is None else output
 
+    def refuse_replaced(self) -> None:
+        """Raise where a parameter was replaced since the capture began."""
+        self._tree.refuse_replaced()
+
     def _begin_pass(self) -> None:
         self.meetings.unread = None
         self.passes += 1

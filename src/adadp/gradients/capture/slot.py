@@ -32,9 +32,14 @@ class Slot:
         self._hidden: Shared | None = None  # the shared value, in passes in which the parameter is trained
 
     @property
+    def there(self) -> Any:
+        """What is in the place now."""
+        return self._places.get(self.attribute)
+
+    @property
     def replaced(self) -> bool:
         """Whether the place holds another tensor than the parameter, its alias and its shared value."""
-        there: Any = self._places.get(self.attribute)
+        there = self.there
         return there is None or (there is not self.parameter and there is not self.alias and there is not self._shared)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from adadp.errors import TrainingLoopError, UnsupportedModuleError
 from adadp.gradients.capture.shared import Operations
@@ -114,10 +115,16 @@ class Tree:
 
     def refuse_replaced(self) -> None:
         """Raise where a parameter was replaced: putting the watched one back would undo what the user did."""
-        replaced = next((slot.name for slot in self.slots if slot.replaced), None)
+        replaced = next((slot for slot in self.slots if slot.replaced), None)
+        if replaced is not None and isinstance(replaced.there, DTensor):
+            raise TrainingLoopError(
+                f"{replaced.name} is a shard: fully_shard comes before make_private. From then on the model runs with "
+                "gradients on batches of the private loader alone, for whose lots its weights are gathered. Evaluate "
+                "under torch.no_grad(), and call state_dict() or reshard() between optimizer.step() and the next batch."
+            )
         if replaced is not None:
             raise TrainingLoopError(
-                f"{replaced} is not the parameter that was made private: it was replaced or tied since "
+                f"{replaced.name} is not the parameter that was made private: it was replaced or tied since "
                 "(load_state_dict(assign=True), decoder.weight = embedding.weight). Change the model first, then call "
                 "make_private; load weights without assign=True."
             )

@@ -14,6 +14,7 @@ from adadp.accounting.budget import Budget
 from adadp.accounting.ledger import Ledger
 from adadp.clipping import Clipping, PaidFigures
 from adadp.clipping.base import clipping_of
+from adadp.distributed.sharded import refuse_settings
 from adadp.engine import PrivacyEngine
 from adadp.errors import ConfigurationError
 from adadp.gradients.collection import LOSS
@@ -153,6 +154,7 @@ class Privacy:
 
         `noise_multiplier` is that of an interrupted run, which goes on under the same target.
         """
+        refuse_settings(parts["module"], {"a trainer of Hugging Face": True})
         parts |= {
             "steps": steps,
             **self._clipping(),

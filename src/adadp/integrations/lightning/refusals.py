@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 from adadp.checks.held_out import shares_examples
+from adadp.distributed.wrapped import sharded_parts
 from adadp.errors import ConfigurationError
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -135,6 +136,11 @@ def _callbacks(trainer: Any, public_validation: bool) -> Iterator[str]:
 
 def _module(module: Any) -> Iterator[str]:
     kind = type(module)
+    if sharded_parts(module):
+        yield (
+            "the module is sharded by fully_shard (FSDP2), which is covered in a loop of one's own alone "
+            "(docs/distributed.md). Leave it out, or use strategy='ddp'"
+        )
     if not module.automatic_optimization:
         yield (
             "automatic_optimization=False: the loop is the module's own. Use the engine in it directly "

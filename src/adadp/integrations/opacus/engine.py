@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from adadp.checks.setup import as_float, check_training
 from adadp.checks.weights import note_paid
 from adadp.clipping import Adaptive, Clipping, PerLayer
+from adadp.distributed.sharded import refuse_settings
 from adadp.engine import PrivacyEngine as _Engine
 from adadp.errors import ConfigurationError, PrivacyError
 from adadp.integrations.opacus.accountant import Accountant, accountant_named
@@ -111,6 +112,7 @@ class PrivacyEngine(_Engine):
             As there.
 
         """
+        refuse_settings(module, {"the engine of adadp.integrations.opacus": True})
         _check_mode(grad_sample_mode, noise_generator)
         clipping, bound, settings = _clipping(clipping, max_grad_norm, module, optimizer, settings)
         if isinstance(clipping, Adaptive) and unclipped_num_std is not None:
