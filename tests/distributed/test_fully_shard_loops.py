@@ -167,6 +167,101 @@ def misused(rank: int, size: int) -> dict[str, str]:
     return found
 
 
+def sly(rank: int, size: int) -> dict[str, Any]:
+    """What a loop may change without PyTorch's counting it, on a sharded model and on a whole one."""
+    return {"sharded": told(lambda: sharded()), "whole": told(layers)}
+
+
+def told(made: Callable[[], nn.Module]) -> dict[str, Any]:
+    """What each loop comes to: an error or the weights, whether there is an epsilon, and what was noted."""
+    found: dict[str, Any] = {}
+
+    def tried(
+        name: str, middle: Callable[[Loop], Any] | None, after: Callable[[Loop], Any] | None, clear: bool
+    ) -> None:
+        loop = Loop(made())
+        if not clear:
+            loop.optimizer.zero_grad = lambda: None  # gradients add up
+        ended = said(
+            lambda: loop.run(
+                middle=lambda: middle and middle(loop), after=lambda: after and after(loop), lots=2
+            ).weights.tolist()
+        )
+        guarantee = loop.engine.guarantee(1e-5)
+        found[name] = ended, guarantee.epsilon is None, [each[:40] for each in guarantee.untried]
+
+    def rows(values: list[Any]) -> list[Tensor]:
+        return [value.to_local() if hasattr(value, "to_local") else value for value in values]
+
+    def add(values: list[Any]) -> None:
+        with torch.no_grad():
+            torch._foreach_add_(values, 100.0)
+
+    def held(loop: Loop) -> list[Any]:
+        return loop.optimizer.param_groups[0]["params"]
+
+    def gradients(loop: Loop) -> list[Any]:
+        return [each.grad for each in held(loop)]
+
+    def skip(loop: Loop) -> None:
+        loop.model.requires_grad_(False)
+
+    tried("all frozen inside a lot", skip, None, True)
+    tried("one frozen inside a lot", lambda loop: loop.model[0].bias.requires_grad_(False), None, True)
+    tried("gradients add up", None, None, False)
+    tried("added to gradients", None, lambda loop: add(gradients(loop)), False)
+    tried("added to rows of gradients", None, lambda loop: add(rows(gradients(loop))), False)
+    tried("added to weights", None, lambda loop: add(held(loop)), True)
+    tried("added to rows of weights", None, lambda loop: add(rows(held(loop))), True)
+    return found
+
+
+def test_what_pytorch_does_not_count_is_seen_as_on_a_whole_model(tmp_path: Path) -> None:
+    """A lot that one example has skipped, and private data written into what is stepped with or trained."""
+    for found in values(2, tmp_path, sly):
+        whole, apart = found["whole"], found["sharded"]
+        for name, (ended, none, untried) in whole.items():
+            if "one frozen" in name:  # what is frozen thaws with the next lot there
+                assert apart[name][1:] == (none, untried), name
+            elif ended.startswith("nothing"):
+                assert apart[name][0].startswith("nothing"), (name, apart[name])
+                own, others = (torch.tensor(eval(each.partition(": ")[2])) for each in (apart[name][0], ended))
+                torch.testing.assert_close(own, others, rtol=1e-5, atol=1e-5, msg=name)
+                assert apart[name][1:] == (none, untried), name
+            else:
+                assert apart[name][0] == ended, name
+                assert apart[name][1:] == (none, untried), name
+        assert "without a backward pass" in whole["all frozen inside a lot"][0]
+        assert whole["all frozen inside a lot"][1]
+        assert whole["one frozen inside a lot"][2]
+        assert whole["added to weights"][2]
+        assert not whole["gradients add up"][2]
+        assert whole["added to gradients"][0] == whole["added to rows of gradients"][0] != whole["gradients add up"][0]
+
+
+def earlier(rank: int, size: int) -> dict[str, Any]:
+    """Models that did something before they were made private, or after they no longer were."""
+    found: dict[str, Any] = {}
+    model = sharded()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    model(INPUTS).sum().backward()
+    plain.step()
+    plain.zero_grad()
+    loop = Loop(model)
+    found["trained"] = loop.run().engine.guarantee(1e-5).untried
+    loop = Loop()
+    loop.engine.detach(loop.model)
+    next(iter(loop.loader))
+    found["detached"] = [type(weight).__name__ for weight in loop.model.parameters()]
+    return found
+
+
+def test_what_was_before_is_noted_and_what_comes_after_is_left_alone(tmp_path: Path) -> None:
+    for found in values(2, tmp_path, earlier):
+        assert any("weights were changed" in each for each in found["trained"])
+        assert set(found["detached"]) == {"DTensor"}
+
+
 def with_a_term(loop: Loop) -> list[Tensor | None]:
     """What stands on the shards where a term on a weight is part of the loss, before the step that refuses it."""
     shards: Any = list(loop.model.parameters())

@@ -63,6 +63,17 @@ def refusals(rank: int, size: int, folder: str) -> dict[str, str]:
         plain = Loop(layers()).run()
         Loop(engine={"resume": plain.engine.state_dict(), "seed": None})
 
+    def tied() -> Any:
+        model: Any = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, 2))
+        model[1].weight = model[0].weight
+        return sharded(lambda: model)
+
+    def a_child_ran() -> Any:
+        model = sharded()
+        model[0](INPUTS)
+        model[0].reshard()
+        return model
+
     replicas = init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicas", "shards"))
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     models: dict[str, Callable[[], Any]] = {
@@ -79,6 +90,8 @@ def refusals(rank: int, size: int, folder: str) -> dict[str, str]:
         "processes of its own": of_one,
         "compiled": lambda: torch.compile(sharded()),
         "other buffers": other_buffers,
+        "tied in two groups": tied,
+        "a child ran": a_child_ran,
     }
     found = {name: said(lambda made=made: Loop(made())) for name, made in models.items()}
     for name, clipping in CLIPPINGS.items():
@@ -107,6 +120,8 @@ REFUSED = {
     "gathered": "model.reshard()",
     "processes of its own": "not over all processes in one dimension",
     "compiled": "pass the model itself",
+    "tied in two groups": "fully_shard refuses the model: Parameter",
+    "a child ran": "fully_shard refuses the model: FSDP state",
     "other buffers": "were not given the same: the weights",
     "wrapped since": "Error",
     "another step": f"{NOT_YET} an algorithm that releases more than a gradient",

@@ -17,7 +17,7 @@ from adadp.accounting.run import Run
 from adadp.checks.frozen_norms import FrozenNorms
 from adadp.checks.trial import Trial
 from adadp.checks.weights import Weights, foreign_leaves
-from adadp.distributed.sharded import at_rest, sharded_of
+from adadp.distributed.sharded import at_rest, sharded_of, state_of
 from adadp.distributed.wrapped import switch_off_caller
 from adadp.errors import TrainingLoopError, UntriedWarning
 from adadp.gradients import Capture
@@ -87,6 +87,7 @@ class LoopRules:
         self._lots, self._trial, self._run, self._ledger = lots, trial, run, ledger
         self._parameters: Mapping[str, nn.Parameter] = at_rest(module)
         self._sharded = sharded_of(module)
+        self._worked_on = list(module.parameters())  # of a sharded model the whole ones, which the loop sees in a lot
         self._weights = Weights(module, optimizer)
         self._norms = FrozenNorms(module)
         # Weak: a gradient that zero_grad() dropped must not stay in memory until the next step.
@@ -179,13 +180,13 @@ class LoopRules:
 
     def placed(self, name: str, gradient: Tensor) -> None:
         """Note that the optimizer put this private gradient on a parameter."""
-        self._placed[name] = weakref.ref(gradient), gradient._version
+        self._placed[name] = weakref.ref(gradient), state_of(gradient)
 
     def earlier(self, name: str) -> Tensor | None:
         """The gradient that an earlier step put on a parameter, if it stands there unchanged."""
         standing = self._parameters[name].grad
         reference, version = self._placed.get(name, _NOTHING)
-        return standing if standing is not None and standing is reference() and standing._version == version else None
+        return standing if standing is not None and standing is reference() and state_of(standing) == version else None
 
     def note_unpaid_state(self) -> None:
         """The optimizer is about to load a state that does not say what was spent on it."""
@@ -235,12 +236,12 @@ class LoopRules:
             )
 
     def _note_freezing(self) -> None:
-        if [p.requires_grad for p in self._parameters.values()] != self._passes.trained:
+        if [p.requires_grad for p in self._worked_on] != self._passes.trained:
             self._trial.untried["frozen"] = _FROZEN
 
     def _refuse_missing_pass(self) -> None:
         """A lot whose gradients were left out is a lot that was skipped, noise or not."""
-        trains = any(parameter.requires_grad for parameter in self._parameters.values())
+        trains = any(parameter.requires_grad for parameter in self._worked_on)
         if (self._capture.recorded and trains) or not any(self._passes.trained):
             return
         self._lots.note(

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from adadp.accounting.ledger import Ledger
 from adadp.checks import other_optimizers
-from adadp.distributed.sharded import sharded_of, whole
+from adadp.distributed.sharded import may_have_run, sharded_of, state_of, whole
 from adadp.distributed.wrapped import inside
 from adadp.errors import ConfigurationError, TrainingLoopError
 from adadp.gradients import Capture
@@ -38,11 +38,8 @@ class Weights:
         for part in module.modules():
             held += [part._modules, part._parameters]
         self._held = [(entries, list(map(id, entries.values()))) for entries in held]
-        self._values = [*module.parameters(), *module.buffers()]
         sharded = sharded_of(module)
-        if sharded is not None:
-            shards: list[Any] = list(sharded.shards.values())
-            self._values += [*shards, *(shard.to_local() for shard in shards)]
+        self._values = [*module.parameters(), *module.buffers(), *([] if sharded is None else sharded.shards.values())]
         self.settle()
         self.note_groups(optimizer)
         self._reached: dict[str, None] = {}
@@ -71,11 +68,11 @@ class Weights:
 
     def settle(self) -> None:
         """Accept all values as they are now: the optimizer or the module itself changed them."""
-        self._versions = [value._version for value in self._values]
+        self._states = [*map(state_of, self._values)]
 
     def touched(self) -> bool:
         """Whether the loop changed weights or buffers since `settle`: it could write private data into them."""
-        return [value._version for value in self._values] != self._versions
+        return [*map(state_of, self._values)] != self._states
 
     def take_reached(self) -> str:
         """Parameters that a gradient reached outside the module's calls since the last time, in words; "" if none.
@@ -169,10 +166,10 @@ def inherit_spending(module: nn.Module, ledger: Ledger) -> None:
 
 
 def trained_before(module: nn.Module, optimizer: Optimizer) -> bool:
-    """Whether the weights show that they were trained in this process already."""
+    """Whether the weights show that they were trained in this process already, or cannot show that they were not."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     changed = any(parameter.grad is not None or parameter._version > _FRESH for parameter in parameters)
-    return changed or any(optimizer.state.get(parameter) for parameter in parameters)
+    return changed or may_have_run(module) or any(optimizer.state.get(parameter) for parameter in parameters)
 
 
 def foreign_leaves(losses: Tensor, capture: Capture) -> str:

@@ -36,13 +36,21 @@ def speaking_for_all() -> Iterator[Group]:
         if group.alone:
             yield group
             return
-        with nullcontext() if group.first else _silence():
-            try:
-                yield group
-            except PrivacyError as error:  # said before the process group ends, which torchrun may not wait for
-                if not _told(error):
-                    say_error(f"{error}" if group.first else f"process {group.rank}: {error}")
-                raise typer.Exit(2) from None
+        with nullcontext() if group.first else _silence(), saying_errors(group):
+            yield group
+
+
+@contextmanager
+def saying_errors(group: Group) -> Iterator[None]:
+    """Within, one of several processes says its errors at once: as soon as one ends, torchrun ends the others."""
+    try:
+        yield
+    except PrivacyError as error:
+        if group.alone:
+            raise
+        if not _told(error):
+            say_error(f"{error}" if group.first else f"process {group.rank}: {error}")
+        raise typer.Exit(2) from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from adadp.cli.messages import as_options, warn
 from adadp.cli.output import JsonOption, option, print_list, print_table
 from adadp.cli.pipeline import warn_about_delta, warn_about_epsilon
 from adadp.cli.run_options import RunOptions, takes_run_options
-from adadp.cli.several import speaking_for_all
+from adadp.cli.several import saying_errors, speaking_for_all
 from adadp.errors import CheckpointWarning, ConfigurationError, InterruptedRunError
 from adadp.persons import PERSON
 
@@ -92,7 +92,8 @@ def _run(plan: Plan, json_output: bool, given: Collection[str]) -> None:
     from adadp.cli.interrupts import Interrupts
     from adadp.training import loop as training
 
-    with as_options(given), _one_line_warnings(), Interrupts() as interrupts:
+    # An error is said while signals are only noted: torchrun sends one when another process has died.
+    with Interrupts() as interrupts, saying_errors(plan.group), as_options(given), _one_line_warnings():
         try:
             if json_output or not plan.group.first:
                 result = training.run(plan, None, interrupts.asked)

@@ -126,12 +126,23 @@ def at_rest(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters()) if sharded is None else dict(sharded.shards)
 
 
+def state_of(value: Tensor) -> int:
+    """A number that changes where a tensor is written into. A DTensor's version leaves out what is done to its rows."""
+    return checksum([value.to_local()]) if isinstance(value, DTensor) else value._version
+
+
+def may_have_run(module: nn.Module) -> bool:
+    """Whether a model under fully_shard has run before: its weights do not tell whether it was trained then."""
+    return any(part._get_fsdp_state()._is_root is not None for part in sharded_parts(module))
+
+
 @contextmanager
 def whole(module: nn.Module) -> Iterator[None]:
     """Make a sharded model private inside, with whole weights; it is at rest afterwards. Nothing for other models."""
     if not sharded_parts(module):
         yield
         return
+    _begin(module)
     sharded = _SHARDED[module] = Sharded(module)
     try:
         sharded.gather(module)
@@ -140,6 +151,14 @@ def whole(module: nn.Module) -> Iterator[None]:
     except BaseException:
         let_go(module)
         raise
+
+
+def _begin(module: nn.Module) -> None:
+    """Have fully_shard check the model now, as it does when a model first runs: trials would take that for theirs."""
+    try:
+        sharded_parts(module)[0]._get_fsdp_state()._lazy_init()
+    except (ValueError, RuntimeError) as error:
+        raise UnsupportedModuleError(f"fully_shard refuses the model: {error}") from error
 
 
 def let_go(module: nn.Module) -> None:

@@ -114,7 +114,7 @@ class PrivateStep:
     def open(self, microbatch: Microbatch) -> None:
         """Note that the loop was handed this microbatch."""
         self.calls_from_losses, self.figures = None, {}
-        if self.sharded is not None:
+        if self.sharded is not None and self.capture.attached:
             self.sharded.gather(microbatch.of)
         if microbatch.index == 0:
             self.capture.discard()  # what the loop differentiated for a lot that it then left
