@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,6 +76,18 @@ def values(size: int, folder: Path, work: Callable[..., Any], *args: Any) -> lis
         if answer.error:
             raise AssertionError("\n".join(f"{each.error}\n{each.trace}" for each in answers))
     return [answer.value for answer in answers]
+
+
+def wait_for_releases(released: Path, more: int = 1, ended: Callable[[], bool] = lambda: False) -> None:
+    """Until a process has left so many bytes more in a file, one for each release, however slow the machine is."""
+    before, end = size_of(released), time.monotonic() + 2 * TIMEOUT
+    while size_of(released) < before + more and not ended() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def size_of(file: Path) -> int:
+    """Its bytes; 0 where it is not there yet."""
+    return file.stat().st_size if file.exists() else 0
 
 
 def _one(

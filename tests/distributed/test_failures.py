@@ -23,7 +23,7 @@ from adadp import PrivacyEngine, Units, training
 from adadp.accounting.ledger import Ledger
 from adadp.algorithms import Task, create
 from adadp.errors import ConfigurationError
-from distributed.team import TIMEOUT, start, values
+from distributed.team import TIMEOUT, start, values, wait_for_releases
 from distributed.work import LOT, cross_entropy, data, mlp, train
 
 
@@ -348,13 +348,6 @@ def kill_at_random(folder: Path, times: int, seed: int) -> None:
         charged = sum(count for _, count in Ledger(folder / "ledger.jsonl").charged())
         for rank in range(2):
             assert (folder / f"released-{rank}").stat().st_size <= charged
-
-
-def wait_for_releases(released: Path) -> None:
-    """Until the process has released something more, however slow the machine is."""
-    before, end = (released.stat().st_size if released.exists() else 0), time.monotonic() + 60
-    while (released.stat().st_size if released.exists() else 0) <= before and time.monotonic() < end:
-        time.sleep(0.005)
 
 
 def test_nothing_released_is_missing_from_the_ledger_after_5_kills(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from distributed.sharding import layers, sharded
 from distributed.team import values
 from distributed.test_one_mechanism import LARGE, NOISE, PERSONS, alone, check_noise, check_same
-from distributed.work import BUGS, FEATURES, Result, each, in_bfloat16, mean
+from distributed.work import BUGS, FEATURES, Checkpointed, Result, each, in_bfloat16, mean
 
 LOTS = 5
 
@@ -47,16 +46,6 @@ class Mixed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         long = self.second(self.tied(self.norm(inputs)).tanh()).unsqueeze(1).expand(-1, 3, -1)
         made: Tensor = self.last(self.remember(self.attend(long, long, long)[0])[0].mean(1))
-        return made
-
-
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = layers()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        made: Tensor = checkpoint(self.inside, inputs, use_reentrant=False)
         return made
 
 
@@ -113,7 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
     "weights without a layer": {"model": of(Scaled)},
     "a weight for a layer's input": {"model": of(Prompted)},
     "other layers": {"model": of(Mixed, each_layer=False)},
-    "checkpointed": {"model": of(Checkpointed)},
+    "checkpointed": {"model": of(lambda: Checkpointed(layers))},
     "frozen": {"model": of(frozen)},
     "large": LARGE,
 }

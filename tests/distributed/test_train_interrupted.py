@@ -18,7 +18,7 @@ import pytest
 from adadp.accounting.ledger import Ledger
 from adadp.checkpoint import read
 from distributed.commanded import STEPS, resumed, stopped, table, until_killed
-from distributed.team import TIMEOUT, Answer, start, values
+from distributed.team import TIMEOUT, Answer, size_of, start, values, wait_for_releases
 
 
 def charged(ledger: Path) -> int:
@@ -74,7 +74,7 @@ def kill_at_random(folder: Path, times: int, seed: int) -> None:
         # Counted in releases, since the same seconds are a whole run on one machine and its start on another. The
         # first release of process 0 is the preprocessing's.
         wait_for(place)
-        wait_for_releases(folder / f"released-{victim}", chance.randrange(STEPS + 2), place / "result.json")
+        wait_for_releases(folder / f"released-{victim}", chance.randrange(STEPS + 2), (place / "result.json").exists)
         time.sleep(chance.uniform(0, 0.02))
         members[victim].process.kill()
         began = time.monotonic()
@@ -107,17 +107,6 @@ def wait_for(place: Path) -> None:
     end = time.monotonic() + 60
     while not place.exists() and time.monotonic() < end:
         time.sleep(0.005)
-
-
-def wait_for_releases(released: Path, more: int, result: Path) -> None:
-    """Until the process has released so many more, or the run has ended."""
-    before, end = size_of(released), time.monotonic() + 60
-    while size_of(released) < before + more and not result.exists() and time.monotonic() < end:
-        time.sleep(0.001)
-
-
-def size_of(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
 
 
 def test_five_kills(tmp_path: Path) -> None:
